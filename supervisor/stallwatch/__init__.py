@@ -1,0 +1,3 @@
+"""Stallwatch: an out-of-process supervisor for LLM inference engines."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""The supervisor's side of the board: make it, read it, write the control word."""

@@ -1,0 +1,1 @@
+"""Faults on purpose: injected into a running engine, or a scenario with its own supervisor."""

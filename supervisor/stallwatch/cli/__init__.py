@@ -1,0 +1,1 @@
+"""The operator's command line: click and the standard library, nothing heavier."""

@@ -1,0 +1,1 @@
+"""Checks of what is needed at three in the morning."""

@@ -1,0 +1,1 @@
+"""Stacks, facts, reports and the ledger. Never runs in the judging thread."""

@@ -1,0 +1,1 @@
+"""The gateway: an OpenAI-compatible pass-through in which every request gets an answer."""

@@ -1,0 +1,1 @@
+"""The life of one engine as a total table, and the budget that paces restarts. Pure."""

@@ -1,0 +1,1 @@
+"""Starting, counting, stopping and burying processes."""

@@ -1,0 +1,1 @@
+"""Looking: snapshots, pure rules, two looks, host witnesses."""
