@@ -1,0 +1,1 @@
+"""GatedDeltaNet between its projections: causal convolution and gated delta rule over per-request state slots."""

@@ -1,0 +1,1 @@
+"""Mixture of experts: who goes where, and the routed rows through their experts."""
