@@ -1,0 +1,1 @@
+"""What runs inside or beside an engine: the vLLM plugin and its phase maps."""

@@ -1,0 +1,1 @@
+"""The forward pass: blocks bound once to static buffers, then called with the numbers of a step."""

@@ -1,0 +1,1 @@
+"""Streams and events with deadlines: threaded on a CPU, torch's own on an accelerator."""

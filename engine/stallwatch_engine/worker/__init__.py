@@ -1,0 +1,1 @@
+"""The worker process: scheduler, executor and what connects them with the api."""
