@@ -1,0 +1,40 @@
+"""K23: somebody sends SIGSTOP to an idle worker and goes home."""
+
+# /// scenario
+# kind = "PROCESS_STOPPED"
+# culprit = "worker:0*"
+# action = "restart"
+# limits = { default = "1500ms" }
+# ///
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+
+import stage
+
+from stallwatch import heartbeat
+
+
+def worker() -> None:
+    board = heartbeat.attach(role="worker", rank=0)
+    lane = board.lane("model")
+    board.ready()
+    stage.up()
+    for step in stage.steps():
+        lane.enter("execute_model", step=step)
+        lane.progress(1)
+    lane.idle()
+    subprocess.Popen(["/bin/sh", "-c", f"kill -STOP {os.getpid()}"])
+    queue.Queue().get()
+
+
+def main() -> None:
+    board = heartbeat.attach(role="api", rank=0)
+    stage.child("worker")
+    stage.front_end(board)
+
+
+stage.perform(main=main, worker=worker)
