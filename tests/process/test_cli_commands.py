@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from control_helpers import STALL, TOKEN, Running, serving
-from stallwatch.control.service import ProcessView
+from stallwatch.control.service import Liveness, ProcessView
 from stallwatch.lifecycle.states import State
 from stallwatch.testing.service import FakeService, engine_view, stall_report
 
@@ -104,6 +104,17 @@ def test_status_without_stalls(tmp_path):
         found = cli("-q", "status", "--socket", running.path)
     assert "Recent stalls: (none)" in found.stdout
     assert found.stderr == ""
+
+
+@pytest.mark.slow
+def test_status_tells_that_reports_are_in_memory_only(tmp_path):
+    """One line with the reason, and what will be lost; the exit code stays."""
+    with serving(tmp_path) as running:
+        running.service.live = Liveness(live=True, reports="/srv/state is full")
+        found = cli("status", "--socket", running.path)
+    assert found.returncode == 0
+    words = "reports are kept in memory only (/srv/state is full): they end with the daemon"
+    assert f"warning: {words}" in found.stderr.splitlines()
 
 
 @pytest.mark.slow

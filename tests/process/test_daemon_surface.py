@@ -356,3 +356,24 @@ def test_a_full_disk_costs_the_file_not_the_failure(folder):
         assert run.report(report["id"])["kind"] == report["kind"]
         assert run.said("No space left on device")
         assert run.stop() == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+def test_a_daemon_begins_on_a_full_disk_and_says_what_that_costs(folder):
+    """No room from the start: the engine is served and restarted, reports are in memory, and so said."""
+    state = folder / "state"
+    state.mkdir()
+    fill = f"dd if=/dev/zero of={state}/fill bs=4k 2>/dev/null"
+    script = f'mount -t tmpfs -o size=400k,mode=0700 none {state} && {fill}; exec "$@"'
+    with daemon(folder, before=["unshare", "-m", "sh", "-c", script, "sh"]) as run:
+        run.wait_ready()
+        status, said = run.get("/healthz?verbose")
+        assert (status, said.splitlines()[-1]) == (200, b"ready")
+        assert b"[-]reports failed: kept in memory only" in said
+        shown = run.cli("status", "--url", f"http://127.0.0.1:{run.control}")
+        assert "reports are kept in memory only" in shown.stderr
+        run.order("worker", "stall")
+        report = run.wait_stall()
+        run.wait_ready(2)
+        assert run.report(report["id"])["kind"] == report["kind"]
+        assert run.stop() == 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -241,6 +242,50 @@ def test_two_daemons_never_share_a_state_folder(tmp_path):
     assert error.value.exit_code == 78
     assert "state_dir" in error.value.hint
     StateLock(str(tmp_path)).release()
+
+
+@pytest.mark.parametrize("call", ["ftruncate", "pwrite"])
+def test_a_lock_without_room_for_its_pid_still_locks(monkeypatch, tmp_path, call):
+    """The pid is only for words: a full disk costs it, the lock holds, and nobody kills a guess."""
+
+    def full(*_args: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(statefile.os, call, full)
+        first = StateLock(str(tmp_path))
+    (tmp_path / LOCK).write_text("")
+    with pytest.raises(StateDirError, match="another stallwatch uses") as error:
+        StateLock(str(tmp_path))
+    assert "kill" not in error.value.hint
+    assert "state_dir" in error.value.hint
+    first.release()
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "Free some space"),
+        (errno.EDQUOT, "Free some space"),
+        (errno.EROFS, "mounted read-only"),
+        (errno.EACCES, "right to write"),
+    ],
+)
+def test_a_state_folder_that_takes_no_lock_is_named_with_the_remedy(
+    monkeypatch, tmp_path, number, remedy
+):
+    """The folder, the reason and what mends it, with the exit code of a bad state_dir."""
+
+    def refuse(*_args: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(statefile.os, "open", refuse)
+        with pytest.raises(StateDirError, match=os.strerror(number)) as error:
+            StateLock(str(tmp_path))
+    assert error.value.exit_code == 78
+    assert str(tmp_path) in error.value.message
+    assert remedy in error.value.hint
 
 
 def test_an_engine_does_not_inherit_the_lock(reaper, tmp_path):

@@ -76,6 +76,18 @@ def test_dead_loops_fail_livez_and_healthz_but_not_readyz():
     assert probes.readyz(state, 0.0).ok
 
 
+def test_reports_in_memory_only_are_a_line_and_change_no_status():
+    """Everything serves on: /healthz stays as it is, and only who may read reasons reads a path."""
+    live = Liveness(live=True, reports="/srv/state is full")
+    state = known(engine_view(), live=live)
+    found = probes.healthz(state, 0.0)
+    assert (found.ok, found.word) == (True, "ready")
+    line = "[-]reports failed: kept in memory only (/srv/state is full)"
+    assert line in found.text(verbose=True).splitlines()
+    bare = probes.healthz(state, 0.0, reasons=False).text(verbose=True)
+    assert "[-]reports failed: kept in memory only" in bare.splitlines()
+
+
 def test_verbose_lines():
     """?verbose prints one line per check, marked as Kubernetes does, and the word last."""
     state = known(engine_view("a"), engine_view("b", State.FAILED, reason="no\nmore [+]memory ok"))

@@ -270,6 +270,29 @@ def test_a_ledger_that_ends_names_what_the_disk_never_took(make, wall):
     assert [r["id"] for r in make().list()] == [good]
 
 
+def test_what_is_in_memory_only_is_known_until_the_disk_takes_it(make, wall):
+    """The reason is there for `status` as long as a report waits for room, and goes with it."""
+    one = make()
+    put(one, wall)
+    assert one.memory_only == ""
+    one._db.execute("PRAGMA max_page_count=1")
+    one.insert(report(one, wall, fill="x" * 20_000))
+    assert "full" in one.memory_only
+    one._db.execute("PRAGMA max_page_count=100000")
+    put(one, wall)
+    assert one.memory_only == ""
+
+
+def test_a_ledger_that_cannot_be_opened_is_known_before_the_first_report(make, monkeypatch):
+    """An operator learns it from `status` now, not from the report that is missed later."""
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module.database, "connect", full)
+    assert "No space left on device" in make().memory_only
+
+
 def test_memory_is_bounded_while_the_disk_is_full(make, wall):
     """However many reports the disk refuses, only the newest few are held."""
     one = make()

@@ -15,6 +15,7 @@ from stallwatch.cli.settings import common, settings
 _BROKEN = ("unkillable", "exhausted", "failed", "stalled")
 _GIVEN_UP = ("unkillable", "exhausted", "failed")
 _RECENT = 5
+_REPORTS = "[-]reports failed: "  # the line of /healthz?verbose
 NO_LANES = (
     "no lanes: this engine sends no heartbeats; only exits and stopped processes are seen"
     " (docs/heartbeat.md)"
@@ -130,8 +131,20 @@ def status(name: str | None, *, check: bool) -> int:
         if live != 200:
             say("warning: the supervisor itself is not live:")
             say("".join(f"  {clean(line)}\n" for line in text.splitlines()).rstrip())
+        _memory_only(daemon.status("/healthz?verbose")[1])
     daemon.close()
     return code
+
+
+def _memory_only(health: str) -> None:
+    """What is lost when this daemon ends, if the disk does not take its reports."""
+    for line in health.splitlines():
+        if line.startswith(_REPORTS):
+            say(
+                clean(
+                    f"warning: reports are {line.removeprefix(_REPORTS)}: they end with the daemon"
+                )
+            )
 
 
 def _doors(engines: list[dict[str, Any]]) -> list[str]:

@@ -17,6 +17,7 @@ from stallwatch.control.service import EngineView, Liveness, Service
 from stallwatch.lifecycle.states import SERVING, UNHEALTHY, State, health_word
 
 WAIT_S = 0.05  # a probe waits this long for news, then answers from what is known
+MEMORY_ONLY = "kept in memory only"
 SILENT_S = 2.0  # a service that does not answer for this long is not live
 
 # The word for several engines is the word of the worst, so that "ready" means all of them.
@@ -184,7 +185,15 @@ def healthz(known: Known | None, silent_s: float, *, reasons: bool = True) -> An
     lines = [
         _engine_line(view, ok, reasons=reasons) for view, ok in zip(known.engines, oks, strict=True)
     ]
-    return Answer(all(oks), word_of(known.engines), ((True, "loops", ""), *lines))
+    first = ((True, "loops", ""), *_reports(known.liveness, reasons=reasons))
+    return Answer(all(oks), word_of(known.engines), (*first, *lines))
+
+
+def _reports(live: Liveness, *, reasons: bool) -> tuple[tuple[bool, str, str], ...]:
+    """A line only when the disk does not take reports. That breaks no engine: no probe fails."""
+    if not live.reports:
+        return ()
+    return ((False, "reports", MEMORY_ONLY + (f" ({live.reports})" if reasons else "")),)
 
 
 def _respond(answer: Answer, request: Request) -> Response:

@@ -80,6 +80,7 @@ class Liveness:
     live: bool
     loops: tuple[tuple[str, float], ...] = ()  # (name, seconds since it last turned)
     detail: str = ""
+    reports: str = ""  # why new reports are in memory only; '' when they are on disk
 
 
 @dataclass(frozen=True, slots=True)

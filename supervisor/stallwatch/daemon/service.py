@@ -54,7 +54,8 @@ class DaemonService:
         ]
         late = [f"{name} has not turned for {age:.1f} s" for name, age, most in ages if age > most]
         loops = tuple((name, age) for name, age, _ in ages)
-        return Liveness(live=not late, loops=loops, detail="; ".join(late))
+        kept = self._parts.ledger.memory_only
+        return Liveness(live=not late, loops=loops, detail="; ".join(late), reports=kept)
 
     def counters(self) -> Counters:
         return self._parts.totals.read(

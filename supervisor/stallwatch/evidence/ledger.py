@@ -68,6 +68,7 @@ class Ledger:
         self._ring: deque[_Kept] = deque(maxlen=16)  # what the disk did not take
         self._issued: deque[str] = deque(maxlen=1024)
         self.problems: deque[str] = deque(maxlen=32)
+        self.memory_only = ""  # why new reports stay in memory; '' when the disk takes them
         self._make_folders()
         self._closed = False
         self._db: sqlite3.Connection | None = self._open()
@@ -217,7 +218,8 @@ class Ledger:
             self._ring.extend(ring)
             self._reopen()
             self._flush()
-            if (why := self._store(report, at)) == "":
+            self.memory_only = why = self._store(report, at)
+            if why == "":
                 self._retain()
                 return ""
             stored = bool(self._rows("SELECT 1 FROM stalls WHERE id=?", report["id"]))
@@ -302,7 +304,8 @@ class Ledger:
             probe.rmdir()
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT) and self._files.is_dir():
-                self._say(f"state_dir {self._dir} is full: reports stay in memory")
+                self.memory_only = f"state_dir {self._dir} is full"
+                self._say(f"{self.memory_only}: reports stay in memory")
                 return
             raise StateDirError(
                 f"state_dir {self._dir} cannot be written: {error.strerror}",
@@ -316,6 +319,7 @@ class Ledger:
             except (sqlite3.Error, OSError, database.Unusable) as error:
                 if last or not database.is_broken(error):
                     why = clean(str(error), 120)
+                    self.memory_only = f"the ledger {self._path} cannot be opened: {why}"
                     self._say(f"the ledger {self._path} cannot be opened ({why})")
                     return None
                 self._move_aside(str(error))

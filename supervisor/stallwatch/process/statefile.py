@@ -71,10 +71,17 @@ def write_json(path: str, value: Mapping[str, Any]) -> None:
             os.unlink(temporary)
         raise StateDirError(
             f"cannot write {path}: {error.strerror}",
-            hint="Free some space there."
-            if error.errno in (errno.ENOSPC, errno.EDQUOT)
-            else "Give the daemon's user the right to write there, or set [supervisor] state_dir.",
+            hint=remedy(error),
         ) from error
+
+
+def remedy(error: OSError) -> str:
+    """What an operator does about a state folder that refuses to be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Free some space (or inodes) there, or set [supervisor] state_dir to another folder."
+    if error.errno == errno.EROFS:
+        return "It is mounted read-only: set [supervisor] state_dir to a folder on another disk."
+    return "Give the daemon's user the right to write there, or set [supervisor] state_dir."
 
 
 def read_json(path: str) -> dict[str, Any]:
@@ -146,19 +153,26 @@ class StateLock:
         except OSError as error:
             raise StateDirError(
                 f"cannot use the state folder {state_dir}: {error.strerror}",
-                hint="Give the daemon's user the right to write there, or set state_dir.",
+                hint=remedy(error),
             ) from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
             os.close(self._fd)
+            # A daemon that began on a full disk could not write its pid.
+            known = holder.isdecimal()
             raise StateDirError(
-                f"another stallwatch (pid {holder}) uses the state folder {state_dir}",
-                hint=f"Stop it (kill {holder}), or give this one its own state_dir.",
+                f"another stallwatch{f' (pid {holder})' if known else ''} uses the state folder "
+                f"{state_dir}",
+                hint=f"Stop it{f' (kill {holder})' if known else ''}, or give this one its own "
+                "state_dir.",
             ) from error
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        # Only for the words above: on a full disk the lock holds without it, and what else could
+        # not be written is told by whoever writes it.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         if self._fd >= 0:
