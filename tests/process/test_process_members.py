@@ -73,6 +73,18 @@ def test_a_signal_is_told_and_comm_kept(reaper):
         assert (end.pid, end.signal, end.root, end.comm != "") == (child, 9, False, True)
 
 
+def test_an_exit_tells_whose_child_it_was(reaper):
+    """A child's exit still names its parent after that has ended as well."""
+    with tree(trees.PARENT, reaper=reaper) as t:
+        _, child = t.pids()
+        t.settle({t.child.pid, child})
+        os.kill(t.child.pid, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
+        t.settle(set())
+
+        assert {e.pid: e.ppid for e in t.members.exits()} == {t.child.pid: 0, child: t.child.pid}
+
+
 def test_a_goodbye_makes_an_exit_expected(reaper):
     """A member that detached on the board may end; others may not."""
     with tree(trees.PARENT, reaper=reaper) as t:

@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stallwatch.board.image import LaneClass, LaneImage, ProcessImage
-from stallwatch.diagnosis import gang, graph
+from stallwatch.diagnosis import deaths, gang, graph
 from stallwatch.diagnosis.kinds import Kind
 from stallwatch.diagnosis.scene import Scene
 from stallwatch.diagnosis.suspect import Suspect
 from stallwatch.watch.finding import NOTHING_DONE, Finding, Rule
-from stallwatch.watch.snapshot import Exit
-
-SAME_LOOK_NS = 250_000_000  # exits this close together cannot be told apart by time alone
 
 
 def select(scene: Scene) -> Suspect:
@@ -40,59 +37,23 @@ def select(scene: Scene) -> Suspect:
 
 
 def _dead(scene: Scene) -> Suspect | None:
-    """The first process that ended; those that followed are consequences."""
-    exits = [e for e in _exits(scene) if not e.expected and _matters(scene, e)]
-    if not exits:
-        finding = scene.found(Rule.PROCESS_GONE)
-        return (
-            None
-            if finding is None
-            else replace(_from_finding(scene, finding), kind=Kind.CHILD_DIED)
-        )
-    began = min(e.at_ns for e in exits)
-    close = [e for e in exits if e.at_ns - began <= SAME_LOOK_NS]
-    # A process that ends because another one did says so by an orderly status.
-    first = min(close, key=lambda e: (e.signal in (None, 15), e.at_ns))
-    suspect = replace(_of_exit(scene, first), kind=Kind.CHILD_DIED, exit=first)
-    others = len(exits) - 1
-    what = "1 other process" if others == 1 else f"{others} other processes"
-    after = f"; {what} ended with or after it" if others else ""
-    return suspect.because(f"it ended with {first.words()}, before any other{after}")
+    """The first process that ended."""
+    death = deaths.first(scene)
+    if death is not None:
+        suspect = _of_dead(scene, death.pid, death.start_ticks)
+        return replace(suspect, kind=Kind.CHILD_DIED, exit=death.exit).because(death.reason)
+    finding = scene.found(Rule.PROCESS_GONE)
+    if finding is None:
+        return None
+    return replace(_from_finding(scene, finding), kind=Kind.CHILD_DIED)
 
 
-def _exits(scene: Scene) -> tuple[Exit, ...]:
-    """Known at the confirming look; for a lost thread also at the third one.
-
-    A process that shuts down because another one died loses its threads first: vLLM's engine core
-    drops its output thread within 100 ms of a worker's death.
-    """
-    case = scene.case
-    if case.finding.rule is Rule.THREAD_GONE and case.after is not None:
-        return case.after.exits
-    return case.snapshot.exits
-
-
-def _matters(scene: Scene, ended: Exit) -> bool:
-    """A root, an attached process, or the one that a rule named; not a compiler that finished."""
-    if ended.root:
-        return True
-    identity = (ended.pid, ended.start_ticks)
-    image = scene.look.image
-    lanes = {(x.pid, x.start_ticks) for x in image.lanes} if image else set()
-    if identity in lanes or scene.member(*identity) is not None:
-        return True
-    return any(
-        f.rule is Rule.PROCESS_GONE and f.subject.pid == ended.pid
-        for f in (scene.finding, *scene.case.findings)
-    )
-
-
-def _of_exit(scene: Scene, ended: Exit) -> Suspect:
+def _of_dead(scene: Scene, pid: int, ticks: int) -> Suspect:
     image = scene.look.image
     lanes = [
         lane
         for lane in (image.lanes if image else ())
-        if (lane.pid, lane.start_ticks) == (ended.pid, ended.start_ticks) and lane.stack
+        if (lane.pid, lane.start_ticks) == (pid, ticks) and lane.stack
     ]
     # The last phase: what it was busy with, else where it last was.
     lane = max(
@@ -100,8 +61,7 @@ def _of_exit(scene: Scene, ended: Exit) -> Suspect:
         key=lambda x: (x.phase.cls is not LaneClass.IDLE, x.phase.entered_ns),
         default=None,
     )
-    process = scene.member(ended.pid, ended.start_ticks)
-    return _named(ended.pid, ended.start_ticks, lane=lane, process=process)
+    return _named(pid, ticks, lane=lane, process=scene.member(pid, ticks))
 
 
 def _lost_thread(scene: Scene) -> Suspect | None:
@@ -294,6 +254,11 @@ def _missing(scene: Scene, chain: graph.Chain, lane: LaneImage | None) -> Suspec
             ),
             None,
         )
+        elder = deaths.forebear(scene, identity.pid, identity.start_ticks) if not ended else None
+        if elder is not None:
+            return replace(_of_dead(scene, *elder), kind=Kind.CHILD_DIED, path=chain.path).because(
+                f"{chain.root.partition('/')[0]}, its child, followed it"
+            )
         if ended is None or not ended.expected:
             words = ended.words() if ended else "it is no longer among the living members"
             return replace(

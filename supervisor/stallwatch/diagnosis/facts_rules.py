@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stallwatch.board.image import LaneClass
-from stallwatch.diagnosis import describe
+from stallwatch.diagnosis import deaths, describe
 from stallwatch.diagnosis.call import Call, Facts
 from stallwatch.diagnosis.kinds import Kind
 from stallwatch.watch.finding import Rule
@@ -23,6 +23,8 @@ def child_died(f: Facts) -> Call | None:
     if ended.signal in (None, 15) and longest:
         # An orderly end may be the engine's own answer to an older stall.
         return Call(Kind.CHILD_DIED, "medium", (f"when it ended, {longest}",))
+    if doubt := deaths.doubt(f.scene, ended):
+        return Call(Kind.CHILD_DIED, "medium", (doubt,))
     return Call(Kind.CHILD_DIED, "high", ())
 
 

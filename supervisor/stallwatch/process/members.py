@@ -43,6 +43,7 @@ class _Member:
     start_ticks: int
     fd: int
     comm: str
+    ppid: int = 0  # when it joined: an orphan's is ours
     root: bool = False
     expected: bool = False  # it said goodbye on the board
 
@@ -249,7 +250,7 @@ class Membership:
         fd = pidfd.open_exact(stat.pid, stat.start_ticks, self._proc)
         if fd is None:
             return False
-        self._enter(_Member(stat.pid, stat.start_ticks, fd, stat.comm))
+        self._enter(_Member(stat.pid, stat.start_ticks, fd, stat.comm, stat.ppid))
         # Only a session that a member leads: one that attached from a shell must not drag the
         # shell's other jobs in.
         if stat.session in self._ever:
@@ -363,4 +364,5 @@ class Membership:
             oom_killed=bool(oom and status and status.signal == 9),
             # A goodbye of the root is none of the engine: it ends, and nobody asked it to.
             expected=self._expecting or (member.expected and not member.root),
+            ppid=member.ppid,
         )

@@ -25,6 +25,7 @@ class Member:
     pid: int
     role: str
     rank: int = 0
+    ppid: int = 1
     state: str = "S"
     cpu_share: float = 0.0  # of the whole process, between the looks
     threads: dict[int, tuple[str, float, str]] = field(default_factory=dict)  # state, share, wchan
@@ -221,7 +222,7 @@ def _proc(member: Member, seconds: float) -> ProcFacts:
     return ProcFacts(
         pid=member.pid,
         start_ticks=member.ticks,
-        ppid=1,
+        ppid=member.ppid,
         comm=member.role,
         state=member.state,
         cpu_ticks=5000 + round(used * seconds * 100),

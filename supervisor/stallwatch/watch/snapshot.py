@@ -54,6 +54,7 @@ class Exit:
     comm: str = ""
     oom_killed: bool = False
     expected: bool = False  # we asked for it, or it had detached from the board
+    ppid: int = 0  # its parent when it joined the engine; 0: not known
 
     def words(self) -> str:
         """'signal 9 (out of memory)', 'exit status 0', or 'unknown (reaped by its parent)'."""
