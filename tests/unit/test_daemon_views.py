@@ -9,7 +9,12 @@ import pytest
 from stallwatch.board.image import BoardImage, LaneClass, LaneImage, PhaseFrame, ProcessImage
 from stallwatch.daemon import views
 from stallwatch.daemon.events import EventRing
+from stallwatch.diagnosis.kinds import Kind
 from stallwatch.evidence.redact import MASK, Redactor
+from stallwatch.lifecycle.budget import Budget, Pace
+from stallwatch.lifecycle.engine import After, EngineState
+from stallwatch.lifecycle.events import Event, EventKind
+from stallwatch.lifecycle.machine import step
 from stallwatch.lifecycle.states import State
 from stallwatch.testing.clock import FakeClock
 from stallwatch.watch.policy import Policy
@@ -75,3 +80,49 @@ def test_lanes_and_processes_stand_as_people_count() -> None:
     assert lanes == ["worker:1/main", "worker:2/main", "worker:10/main"]
     processes = [each.address for each in views.processes(found, dict.fromkeys(ranks, 1))]
     assert processes == ["worker:1", "worker:2", "worker:10"]
+
+
+ONE_LEFT, NONE_LEFT = Budget(), Budget(stamps=(5,), pace=Pace(limit=1))
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (EngineState(State.BACKOFF, wanted=True), True),
+        (EngineState(State.FAILED, wanted=True, up=True, after=After.RESTART), True),
+        (EngineState(State.FAILED, wanted=True, up=True, after=After.AGAIN), True),
+        (EngineState(State.FAILED, wanted=True, up=True, after=After.FAIL), False),
+        (EngineState(State.FAILED, wanted=True, up=False, after=After.RESTART), False),
+        (EngineState(State.STALLED, wanted=True, up=True, after=After.RESTART), True),
+        (
+            EngineState(
+                State.STALLED, wanted=True, up=True, after=After.RESTART, enforce="observe"
+            ),
+            False,
+        ),
+        (
+            EngineState(
+                State.FAILED, wanted=True, up=True, after=After.RESTART, budget=NONE_LEFT
+            ),
+            False,
+        ),
+        (EngineState(State.EXHAUSTED, wanted=True), False),
+        (EngineState(State.READY, wanted=True, up=True, after=After.FAIL), False),
+    ],
+)
+def test_whether_an_engine_comes_back_by_itself(state: EngineState, expected: bool) -> None:
+    """Only what the life table will start again without anybody's help."""
+    assert views.comes_back(state, 10) is expected
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("by-kind", True), ("never", False)])
+def test_coming_back_is_what_the_life_table_does(policy: str, expected: bool) -> None:
+    """An exit nobody asked for, then the end of the tree: the promise made before is kept."""
+    state = EngineState(
+        State.READY, wanted=True, up=True, ready=True, policy=policy, budget=ONE_LEFT
+    )
+    state, _ = step(state, Event(EventKind.EXITED, stall=Kind.CHILD_DIED), 10)
+    assert views.comes_back(state, 11) is expected
+    state, _ = step(state, Event(EventKind.TREE_GONE), 12)
+    assert views.comes_back(state, 13) is expected
+    assert state.state is (State.BACKOFF if expected else State.FAILED)

@@ -63,7 +63,10 @@ def headline(engines: list[dict[str, Any]]) -> str:
 def _hint(engines: list[dict[str, Any]], stalls: list[dict[str, Any]]) -> str:
     for each in engines:
         if each["state"] in _GIVEN_UP:
-            return _given_up(each)
+            return _coming(each) if each.get("comes_back") else _given_up(each)
+    for each in engines:
+        if each["state"] == "backoff":
+            return _coming(each)
     if stalls:
         return f"stallwatch show {short(stalls[0]['id'])} prints the report"
     return "stallwatch describe NAME shows lanes and processes"
@@ -81,6 +84,27 @@ def _given_up(engine: dict[str, Any]) -> str:
         return f"it is being ended; stallwatch events {name} tells how that goes"
     cause = f"stallwatch show {short(last)}" if last else f"stallwatch logs {name}"
     return f"find the cause ({cause}), mend it, then stallwatch restart {name} starts it again"
+
+
+def _coming(engine: dict[str, Any]) -> str:
+    """When an engine starts again that needs nobody for it."""
+    name, last = engine["name"], engine["last_stall"]
+    cause = f"; stallwatch show {short(last)} prints the cause" if last else ""
+    if engine["state"] != "backoff":
+        return f"{name} is being ended, then it is started again by itself{cause}"
+    when = age(engine["backoff_s"])
+    return f"{name} is started again by itself in {when}, with stallwatch restart {name} now{cause}"
+
+
+def _waiting(engines: list[dict[str, Any]]) -> list[str]:
+    """What engines on their way to READY wait for, one line for each."""
+    found = []
+    for each in engines:
+        if each["state"] in ("backoff", "starting") and each["reason"]:
+            backoff = each["state"] == "backoff"
+            verb = f"restarts in {age(each['backoff_s'])}" if backoff else "is starting"
+            found.append(f"{each['name']} {verb}: {each['reason']}")
+    return found
 
 
 def stall_table(stalls: list[dict[str, Any]], *, wide: bool = False) -> None:
@@ -164,7 +188,7 @@ def _show(engines: list[dict[str, Any]], stalls: list[dict[str, Any]]) -> None:
     for each in engines:
         if each["state"] in _BROKEN and each.get("top_frame"):
             out(f"  {clean(each['name'])} stood in {clean(each['top_frame'])}")
-    for line in _doors(engines):
+    for line in (*_waiting(engines), *_doors(engines)):
         out(f"  {clean(line)}")
     out()
     out("Recent stalls" if stalls else "Recent stalls: (none)")

@@ -33,7 +33,7 @@ def _true(engine: dict[str, Any], goal: str, first: dict[str, Any]) -> bool:
 
 def _hopeless(engine: dict[str, Any], goal: str) -> bool:
     """It will not come true by itself. FAILED with a tree is only on its way to a restart."""
-    on_its_way = engine["state"] == "failed" and engine["up"]
+    on_its_way = engine["state"] == "failed" and (engine["up"] or engine.get("comes_back"))
     return engine["state"] in _HOPELESS[goal] and not on_its_way
 
 

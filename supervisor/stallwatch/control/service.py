@@ -71,6 +71,7 @@ class EngineView:
     exhausted_reason: str = ""
     role: str = "engine"  # or "gateway": supervised like one, and serving nothing by itself
     clients: str = ""  # where its clients connect: the gateway's address, or its own port's
+    comes_back: bool = False  # it is down, and will be started again without anybody's help
 
 
 @dataclass(frozen=True, slots=True)

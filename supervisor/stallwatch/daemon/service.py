@@ -205,6 +205,7 @@ class DaemonService:
             age_s=max(0.0, seconds(now - state.since_ns)),
             role="engine" if runner.name in parts.config.engines else "gateway",
             clients=door(parts.config, runner.name),
+            comes_back=views.comes_back(state, now),
             exhausted_reason=shown.redact(state.budget.spent)
             if state.state is State.EXHAUSTED
             else "",

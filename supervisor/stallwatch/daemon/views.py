@@ -10,6 +10,8 @@ from stallwatch.clock import seconds
 from stallwatch.control.order import natural
 from stallwatch.control.service import LaneView, ProcessView
 from stallwatch.evidence.redact import Redactor
+from stallwatch.lifecycle.engine import After, EngineState
+from stallwatch.lifecycle.states import State
 from stallwatch.watch.policy import Policy
 from stallwatch.watch.snapshot import Snapshot
 
@@ -79,6 +81,19 @@ def processes(
             )
         )
     return tuple(sorted(out, key=lambda p: (not p.attached, natural(p.address))))
+
+
+def comes_back(state: EngineState, now_ns: int) -> bool:
+    """It is down or being ended, and the life table starts it again without anybody's help."""
+    if state.state is State.BACKOFF:
+        return True
+    if state.state not in (State.STALLED, State.FAILED) or not state.up or not state.wanted:
+        return False
+    if state.enforce == "observe":
+        return False
+    return state.after is After.AGAIN or (
+        state.after is After.RESTART and not state.budget.refusal(now_ns)
+    )
 
 
 def top_frame(report: Mapping[str, object] | None) -> str:
