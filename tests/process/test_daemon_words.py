@@ -45,6 +45,29 @@ def test_each_try_on_a_held_port_says_why_it_failed(folder):
             held = f"port {port} is held by pid"
             assert run.log().count(f"starting -> backoff: {held}") == 5
             assert run.log().count(f"starting -> failed: {held}") == 1
+            lines = [line for line in run.log().splitlines() if held in line]
+            assert ['"level": "warning"' in line for line in lines] == [True] * 5 + [False]
+            assert '"level": "error"' in lines[-1]
+
+
+def test_status_says_why_an_engine_does_not_start_and_when_it_is_tried_again(folder):
+    """A held port: holder and time in `status`, no 'mend it'; no such command: that, and what to do."""
+    with socket.socket() as mine:
+        mine.bind(("127.0.0.1", 0))
+        mine.listen()
+        port = mine.getsockname()[1]
+        broken = {"command": ["no-such-program-anywhere"]}
+        settings = {"port": port, "restart": {"backoff": ["10m"], "backoff_cap": "10m"}}
+        with daemon(folder, settings, more={"broken": broken}) as run:
+            run.wait_state("backoff")
+            run.wait_state("failed", name="broken")
+            shown = run.cli("status")
+            assert f": port {port} is held by pid" in shown.stdout
+            assert "broken is FAILED: command not found: no-such-program-anywhere" in shown.stdout
+            assert "stallwatch restart broken" in shown.stderr
+            one = run.cli("status", run.name).stderr
+            assert f"{run.name} is started again by itself in " in one
+            assert "mend" not in one
 
 
 def test_a_token_file_that_others_can_read_ends_with_78(folder):

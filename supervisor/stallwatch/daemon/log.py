@@ -27,7 +27,21 @@ _LEVELS = {
     "warn": "warning",
     "withdrawn": "warning",
     "restart": "warning",
+    "foreign": "warning",
+    "leftover": "warning",
+    "no-lanes": "warning",
+    "request-lost": "warning",
 }
+# A change of state that says why an engine does not run: a held port, no such command.
+_STATES = {"failed": "error", "backoff": "warning"}
+
+
+def _level(event: Event) -> int:
+    """logging's number for it."""
+    word = _LEVELS.get(event.type, "info")
+    if event.type == "state":
+        word = _STATES.get(str(event.data.get("state", "")), word)
+    return logging.getLevelNamesMapping()[word.upper()]
 
 
 def _renderer(stream: TextIO) -> Any:
@@ -83,9 +97,7 @@ class EventLog:
         if lost:
             fields["lost_before"] = lost
         try:
-            self._logger.log(
-                getattr(logging, _LEVELS.get(event.type, "info").upper()), event.message, **fields
-            )
+            self._logger.log(_level(event), event.message, **fields)
             self._stream.flush()
         except (OSError, ValueError):
             pass  # stderr is gone; the ring, the ledger and HTTP still have everything
