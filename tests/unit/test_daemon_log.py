@@ -16,8 +16,9 @@ from stallwatch.testing.clock import FakeClock
 @pytest.mark.parametrize(
     ("type_", "data", "level"),
     [
-        ("state", {"state": str(State.FAILED)}, "error"),  # command not found; a port that stays held
-        ("state", {"state": str(State.BACKOFF)}, "warning"),  # a held port, tried again
+        # command not found, a port that stays held; before that, each try on it
+        ("state", {"state": str(State.FAILED)}, "error"),
+        ("state", {"state": str(State.BACKOFF)}, "warning"),
         ("state", {"state": str(State.READY)}, "info"),
         ("state", {}, "info"),
         ("foreign", {"port": 8001}, "warning"),  # somebody else answers there

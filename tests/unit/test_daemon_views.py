@@ -101,9 +101,7 @@ ONE_LEFT, NONE_LEFT = Budget(), Budget(stamps=(5,), pace=Pace(limit=1))
             False,
         ),
         (
-            EngineState(
-                State.FAILED, wanted=True, up=True, after=After.RESTART, budget=NONE_LEFT
-            ),
+            EngineState(State.FAILED, wanted=True, up=True, after=After.RESTART, budget=NONE_LEFT),
             False,
         ),
         (EngineState(State.EXHAUSTED, wanted=True), False),

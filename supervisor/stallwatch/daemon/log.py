@@ -37,7 +37,7 @@ _STATES = {"failed": "error", "backoff": "warning"}
 
 
 def _level(event: Event) -> int:
-    """logging's number for it."""
+    """The number that `logging` has for how loud it is."""
     word = _LEVELS.get(event.type, "info")
     if event.type == "state":
         word = _STATES.get(str(event.data.get("state", "")), word)
