@@ -37,7 +37,7 @@ def chaos() -> None:
 @click.argument("name")
 @click.argument("fault", type=click.Choice(FAULTS))
 @click.option("--on", default="", metavar="ADDRESS", help="worker:0, worker:0/model, pid:123.")
-@click.option("--seed", type=click.IntRange(0, 2**53), default=0, help="Picks the target.")
+@click.option("--seed", type=click.IntRange(0, 2**53 - 1), default=0, help="Picks the target.")
 @click.option("--for", "seconds", type=Duration(), help="The fault's end (its limit and 10s).")
 @click.option("--wait", "wait_s", type=Duration(), help="Longest wait for a verdict.")
 @common()
@@ -64,7 +64,7 @@ def inject(
 
 @chaos.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--seed", type=click.IntRange(0, 2**53), default=0)
+@click.option("--seed", type=click.IntRange(0, 2**53 - 1), default=0)
 @click.option("--wait", "wait_s", type=Duration(), default="60s", show_default=True)
 @common(remote=False)
 def run(paths: tuple[Path, ...], *, seed: int, wait_s: float) -> int:

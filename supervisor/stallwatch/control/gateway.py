@@ -12,11 +12,10 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from stallwatch.control.numbers import Count, Duration, Moment
 from stallwatch.control.views import json_response
 
 Word = Annotated[str, Field(max_length=80)]
-Count = Annotated[int, Field(ge=0, le=2**53)]
-
 
 MOST_ENGINES = 256  # busy ones, in one report
 
@@ -29,8 +28,8 @@ class Silent(BaseModel):
     incarnation: Count
     request: Word
     phase: Word
-    since_ns: Annotated[int, Field(ge=0, lt=2**63)]
-    limit_ns: Annotated[int, Field(gt=0, lt=2**63)]
+    since_ns: Moment
+    limit_ns: Duration
     waiting: Count = 1
 
 
@@ -39,12 +38,14 @@ class GatewayReport(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     source: Word = ""  # which gateway
-    now_ns: Annotated[int, Field(ge=0, lt=2**63)] = 0  # by its clock: another machine's differs
+    now_ns: Moment = 0  # by its clock: another machine's differs
     in_flight: Count = 0
     waiting: Count = 0
     connections: Count = 0
     replicas: Annotated[dict[Word, Count], Field(max_length=MOST_ENGINES)] = {}
-    bytes_ns: Annotated[dict[Word, Count], Field(max_length=MOST_ENGINES)] = {}  # sent by them last
+    bytes_ns: Annotated[
+        dict[Word, Moment], Field(max_length=MOST_ENGINES)
+    ] = {}  # sent by them last
     lost: Annotated[dict[Word, Count], Field(max_length=MOST_ENGINES)] = {}
     totals: Annotated[dict[Word, Count], Field(max_length=64)] = {}
     repeats: Annotated[dict[Word, Count], Field(max_length=8)] = {}

@@ -17,6 +17,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import PlainTextResponse, Response
 
 from stallwatch.control.guard import who_of
+from stallwatch.control.numbers import DIGITS, MOST, NUMBER, Count
 from stallwatch.control.problem import problem
 from stallwatch.control.service import EngineView, Event, Service
 from stallwatch.control.stream import EventStream, Hub
@@ -26,7 +27,6 @@ from stallwatch.errors import UnknownEngine
 MAX_ARTEFACT = 64 * 1024 * 1024
 STACKS_AT_ONCE = 2  # each may take 15 s of a thread, and costs its target
 MAX_PAUSE_S = 24 * 3600.0
-MAX_EVENT_ID = 2**63 - 1
 
 Name = Annotated[str, Path(description="the engine's name", max_length=80)]
 StallId = Annotated[str, Path(description="st-20261130T031502Z- and 8 hex digits")]
@@ -51,7 +51,7 @@ class Pause(BaseModel):
     """A lease on an engine's limits."""
 
     model_config = ConfigDict(extra="forbid")
-    seconds: float = Field(gt=0, le=MAX_PAUSE_S, allow_inf_nan=False)
+    seconds: Annotated[float, Field(gt=0, le=MAX_PAUSE_S, allow_inf_nan=False), NUMBER]
 
 
 class Chaos(BaseModel):
@@ -60,8 +60,8 @@ class Chaos(BaseModel):
     model_config = ConfigDict(extra="forbid")
     fault: str = Field(max_length=32)
     on: str = Field(default="", max_length=200, description="role:rank, role:rank/lane, or ''")
-    seed: int = Field(default=0, ge=0, le=2**53)  # exact in every reader of JSON
-    seconds: float = Field(default=0.0, ge=0, le=3600.0, allow_inf_nan=False)
+    seed: Count = 0
+    seconds: Annotated[float, Field(ge=0, le=3600.0, allow_inf_nan=False), NUMBER] = 0.0
 
 
 class Said(BaseModel):
@@ -82,7 +82,7 @@ def engine_routes(service: Service) -> APIRouter:
     @routes.get(
         "/{name}/logs", summary="The last lines of output (socket or token)", dependencies=[_TOKEN]
     )
-    def logs(name: Name, lines: Annotated[int, Query(ge=1, le=10000)] = 100) -> Response:
+    def logs(name: Name, lines: Annotated[int, Query(ge=1, le=10000), DIGITS] = 100) -> Response:
         return json_response({"items": list(service.logs(name, lines=lines))})
 
     @routes.get(
@@ -147,7 +147,7 @@ def stall_routes(service: Service) -> APIRouter:
 
     @routes.get("", summary="Stalls, newest first")
     def stalls(
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        limit: Annotated[int, Query(ge=1, le=1000), DIGITS] = 100,
         engine: Annotated[str | None, Query(pattern=r"^[a-z0-9-]{1,63}$")] = None,
     ) -> Response:
         return json_response({"items": list(service.stalls(limit=limit, engine=engine))})
@@ -217,14 +217,14 @@ def event_routes(service: Service, hub: Hub) -> APIRouter:
     async def events(
         request: Request,
         *,
-        after: Annotated[int | None, Query(ge=0, le=MAX_EVENT_ID)] = None,
+        after: Annotated[int | None, Query(ge=0, le=MOST), DIGITS] = None,
         engine: Annotated[str | None, Query(pattern=r"^[a-z0-9-]{1,63}$")] = None,
         follow: bool = True,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+        limit: Annotated[int, Query(ge=1, le=1000), DIGITS] = 1000,
     ) -> Response:
         last = request.headers.get("last-event-id", "")
         if after is None and last:
-            if not (last.isascii() and last.isdigit() and len(last) < 19):
+            if not (last.isascii() and last.isdigit() and len(last) < 19 and int(last) <= MOST):
                 return problem(
                     400, "bad-last-event-id", "Last-Event-ID is not a number of ours",
                     hint="send the id of an event, or leave it out", instance="/v1/events",
