@@ -177,6 +177,14 @@ def test_the_time_says_what_it_measured():
     assert "silence   61.0 s, limit 60.0 s" in list(text.render(report()))
 
 
+@pytest.mark.parametrize(("stacks", "unknown"), [([{"pid": 30, "threads": [{}]}], 0), ([], 1)])
+def test_a_stopped_process_with_a_stack_lacks_no_frame(stacks, unknown):
+    """The frame of a whole process is unknown only without any stack of it."""
+    culprit = {"process": "worker:0", "pid": 30, "lane": "", "frame": ""}
+    lines = text.render(report(kind="PROCESS_STOPPED", culprit=culprit, stacks=stacks))
+    assert sum("frame in which" in line for line in lines) == unknown
+
+
 def test_advice_about_devices_needs_more_than_low_confidence():
     """DEVICE_WAIT with low confidence, and UNKNOWN_STALL, send to the culprit's stack first."""
     said = f"Read the culprit's stack first; `stallwatch dump {ID}` bundles it."

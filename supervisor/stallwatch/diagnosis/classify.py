@@ -96,11 +96,14 @@ def _lane_thread(scene: Scene, suspect: Suspect, process: Process) -> Thread:
 
 def _culprit(facts: Facts, call: Call) -> Culprit:
     who, thread = facts.suspect, call.thread or facts.thread
+    whole = call.kind in _WHOLE
+    if call.kind is Kind.PROCESS_STOPPED and not thread.samples:
+        thread = next((t for t in facts.process.threads.values() if t.samples), thread)
     frame = thread.frame(facts.words) if call.kind not in _FRAMELESS else None
     label = thread.label if who.pid and (thread.samples or thread.exists is not None) else ""
     if not label and thread.tid and call.kind is not Kind.CHILD_DIED:
         label = thread.label
-    # A lease is of a process: its lanes are elsewhere, and its name is no phase of theirs.
+    # A lease's name is no phase of a lane.
     paused = call.kind is Kind.PAUSED_TOO_LONG
     if paused:
         label = describe.lease_owner(facts.scene, who)
@@ -111,7 +114,7 @@ def _culprit(facts: Facts, call: Call) -> Culprit:
         role=describe.clean(who.role),
         rank=who.rank,
         pid=who.pid,
-        lane=describe.clean(who.lane.address) if who.lane is not None and not paused else "",
+        lane=describe.clean(who.lane.address) if who.lane is not None and not whole else "",
         phase="" if paused else describe.clean(who.phase),
         thread=describe.clean(label),
         frame=describe.clean(str(frame)) if frame is not None else "",
@@ -131,6 +134,8 @@ def _channel(facts: Facts, call: Call) -> Culprit:
     )
 
 
+# A lease, and a stop, are of a process: no lane of it did anything.
+_WHOLE = (Kind.PAUSED_TOO_LONG, Kind.PROCESS_STOPPED)
 _FRAMELESS = (Kind.CHILD_DIED, Kind.THREAD_DIED, Kind.PAUSED_TOO_LONG)
 
 

@@ -212,6 +212,9 @@ def _elapsed(scene: Scene, suspect: Suspect) -> str:
 
 def _waiter(suspect: Suspect, named: Culprit) -> str:
     """Who waits, when the finding came from somebody else."""
-    if len(suspect.path) < 2 or suspect.path[0] == named.lane or suspect.cycle:
+    if len(suspect.path) < 2 or suspect.cycle:
+        return ""
+    own = named.lane or named.process
+    if own in (suspect.path[0], suspect.path[0].partition("/")[0]):
         return ""
     return f"{suspect.path[0]} waits for it"

@@ -196,12 +196,20 @@ def _unknown(report: Mapping[str, Any], culprit: Mapping[str, Any]) -> Iterator[
         yield "The kind: the evidence fits none well enough to name one."
     if _who(culprit, report) == "not known":
         yield "The culprit."
-    elif not culprit.get("frame") and report.get("kind") not in _FRAMELESS:
+    elif not culprit.get("frame") and _has_frame(report, culprit):
         yield "The frame in which the culprit is."
     yield from _unknown_processes(report)
     gpu = _dict(report, "gpu")
     if not gpu.get("available"):
         yield f"The device's state: {gpu.get('why', 'not asked')}."
+
+
+def _has_frame(report: Mapping[str, Any], culprit: Mapping[str, Any]) -> bool:
+    """Whether one particular frame could be told. A stopped process is in as many as it has threads."""
+    kind = report.get("kind")
+    stacks = [s for s in _dicts(report, "stacks") if s.get("pid") == culprit.get("pid")]
+    stopped = kind == Kind.PROCESS_STOPPED and any(s.get("threads") for s in stacks)
+    return kind not in _FRAMELESS and not stopped
 
 
 def _unknown_processes(report: Mapping[str, Any]) -> Iterator[str]:
