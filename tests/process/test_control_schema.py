@@ -20,6 +20,15 @@ pytestmark = [pytest.mark.http, pytest.mark.slow]
 
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+TYPES: Mapping[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": int | float,
+    "boolean": bool,
+    "null": type(None),
+    "array": list,
+    "object": dict,
+}
 Make = Callable[[Any], Any]
 Leaf = tuple[str, Mapping[str, Any], Make]  # where it stands, its schema, a document that holds it
 
@@ -79,6 +88,27 @@ class Schemas:
             wanted = found.get("required", ())
             return {name: self.least(found["properties"][name]) for name in wanted}
         return {"string": "x", "array": [], "boolean": False}[found["type"]]
+
+    def misfits(self, schema: Mapping[str, Any], value: Any, where: str) -> Iterator[str]:
+        """Where a document is not of the types that the schema names."""
+        if "anyOf" in schema:
+            if all(list(self.misfits(each, value, where)) for each in schema["anyOf"]):
+                yield where
+            return
+        found = self._of(schema)
+        if not isinstance(value, TYPES[found["type"]]) or value not in found.get("enum", (value,)):
+            yield where
+        elif found["type"] == "array":
+            for each in value:
+                yield from self.misfits(found["items"], each, f"{where}[]")
+        elif found["type"] == "object":
+            known = found.get("properties", {})
+            yield from (
+                f"{where}.{name} is missing" for name in set(found.get("required", ())) - set(value)
+            )
+            for name, each in value.items():
+                below = known[name] if name in known else found["additionalProperties"]
+                yield from self.misfits(below, each, f"{where}.{name}")
 
     def numbers(self, schema: Mapping[str, Any], where: str) -> Iterator[Leaf]:
         """Every number below `schema`."""
@@ -170,6 +200,24 @@ def test_a_number_in_a_query_is_digits(running: Running, described):
         for value, status in (taken | refused).items():
             found = running.ask(f"{path}?{query(value)}", method=method)
             assert found.status == status, (where, value)
+
+
+def test_an_answer_is_what_is_described(running: Running, described):
+    """Where an answer's model is named, the answer has its fields and no others, of those types."""
+    schemas, seen = Schemas(described), 0
+    for method, path, operation in operations(described):
+        content = operation["responses"]["200"].get("content", {})
+        schema = content.get("application/json", {}).get("schema")
+        if not schema:
+            continue
+        body = None
+        if given := operation.get("requestBody"):
+            body = schemas.least(given["content"]["application/json"]["schema"])
+        found = running.ask(real(path), method=method, body=body)
+        assert found.status == 200, path
+        assert not list(schemas.misfits(schema, found.json, path))
+        seen += 1
+    assert seen >= 4
 
 
 def test_a_method_that_is_not_described_is_refused(running: Running, described):
