@@ -150,6 +150,9 @@ def test_a_second_signal_kills_and_the_log_says_so(folder):
         run.process.send_signal(signal.SIGTERM)
         assert run.wait_exit(20) == 0
         assert gone(members)
+        words = f"{run.name} may finish requests and end within 1m5s (drain, then stop_grace)"
+        assert words in run.log()
+        assert "a second Ctrl-C or SIGTERM kills at once" in run.log()
         assert "SIGTERM while stopping: killing what has not ended" in run.log()
         assert "it was killed at once: a signal asked for it" in run.log()
         assert "it stopped by itself" not in run.log()

@@ -6,12 +6,14 @@ import os
 import secrets
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from stallwatch import paths, sdnotify
 from stallwatch.clock import SystemClock
 from stallwatch.config import GATEWAY, Config, EngineConfig, doors, load
 from stallwatch.config.base import reloadable
+from stallwatch.config.duration import show_duration
 from stallwatch.control.auth import Auth, load_token
 from stallwatch.control.server import ControlServer
 from stallwatch.daemon.counters import Totals
@@ -157,7 +159,7 @@ class Daemon:
             for number in self._signals.wait(_STEP_S):
                 if number in (signal.SIGTERM, signal.SIGINT):
                     name = signal.Signals(number).name
-                    self.parts.events.emit("", "asked", f"{name}: stopping every engine")
+                    self.parts.events.emit("", "asked", stopping(name, self._running()))
                     return EXIT_ASKED
                 if number == signal.SIGHUP:
                     self._reload()
@@ -165,6 +167,11 @@ class Daemon:
             code = self._given_up()
             if code is not None:
                 return code
+
+    def _running(self) -> dict[str, EngineConfig]:
+        """What has a process, or will have one in a moment."""
+        alive = (r for r in self._runners.values() if r.state.up or r.state.spawning)
+        return {runner.name: runner.config for runner in alive}
 
     def _given_up(self) -> int | None:
         """The exit code when `exit_when` says that this daemon has nothing left to do."""
@@ -294,6 +301,19 @@ def _serving(config: Config, address: str) -> str:
     control = f"control on http://{address}" if address else "control on the unix socket only"
     parts = (control, f"pid {os.getpid()}", doors.words(config))
     return ", ".join(part for part in parts if part)
+
+
+def stopping(signal_name: str, running: Mapping[str, EngineConfig]) -> str:
+    """What the first signal makes a person wait for, how long at most, and how not to wait."""
+    head = f"{signal_name}: stopping every engine"
+    if not running:
+        return f"{head}: none has a process"
+    longest = show_duration(max(e.drain + e.stop_grace for e in running.values()))
+    who, they = ", ".join(running), "they are" if len(running) > 1 else "it is"
+    return (
+        f"{head}: {who} may finish requests and end within {longest} (drain, then stop_grace), "
+        f"then {they} killed; a second Ctrl-C or SIGTERM kills at once"
+    )
 
 
 def _make_folders(state_dir: Path) -> None:

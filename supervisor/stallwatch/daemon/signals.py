@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+from collections import deque
 from collections.abc import Iterator
 from types import FrameType
 
@@ -15,15 +16,18 @@ class Signals:
     """A wake-up pipe: CPython writes each signal's number into it, `wait` reads them."""
 
     def __init__(self) -> None:
+        self._came: deque[int] = deque()
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._old = {number: signal.signal(number, _nothing) for number in WATCHED}
 
     def wait(self, timeout_s: float) -> Iterator[int]:
-        """The numbers that came, after at most `timeout_s`."""
-        ready, _, _ = select.select([self._read], [], [], timeout_s)
+        """The numbers that came, after at most `timeout_s`. What is not taken comes the next time."""
+        ready, _, _ = select.select([self._read], [], [], 0 if self._came else timeout_s)
         if ready:
-            yield from os.read(self._read, 4096)
+            self._came.extend(os.read(self._read, 4096))
+        while self._came:
+            yield self._came.popleft()
 
     def wake(self) -> None:
         """End a wait from another thread."""
