@@ -86,11 +86,54 @@ def test_a_circle_with_a_running_thread_is_not_certain() -> None:
         build = Build()
         a = build.member(20, "core", stacks=(stack(20, *QUEUE),))
         b = build.member(30, "worker", state=state)
-        b.stacks = (stack(30, "spin", active=state == "R"),)
+        b.stacks = (stack(30, *QUEUE, active=state == "R"),)
         late = build.lane(a, "main", "ask", cls=WAIT, on="worker:0/main")
         build.lane(b, "main", "tell", cls=WAIT, on="core:0/main")
         verdict = diagnose(build.case(build.late(late)))
         assert (verdict.kind, verdict.confidence) == (Kind.ORDER_CYCLE, confidence)
+
+
+@pytest.mark.parametrize(
+    ("names", "wchan", "confidence"),
+    [
+        (("fill_table", "load"), "futex_do_wait", "medium"),
+        (("sem_timedwait@libc.so.6:0", "_block@chaos.py:1"), "futex_do_wait", "medium"),
+        (("fill_table",), "hrtimer_nanosleep", "medium"),
+        (("take_both",), "anon_pipe_read", "high"),
+        (("PyThread_acquire_lock_timed@libpython3.11.so:0", "take_both"), "futex_do_wait", "high"),
+        (("wait_reply", "tell"), "futex_do_wait", "high"),
+        (("Event.synchronize@torch/cuda/streams.py:224",), "futex_do_wait", "high"),
+        ((), "futex_do_wait", "high"),
+    ],
+)
+def test_a_circle_of_which_one_lane_shows_no_wait_is_not_certain(
+    names: tuple[str, ...], wchan: str, confidence: str
+) -> None:
+    """A lane declared that it waits, and its frames show other work: medium, and the frame is told."""
+    build = Build()
+    a = build.member(20, "core", stacks=(stack(20, *QUEUE),))
+    b = build.member(30, "worker", stacks=(stack(30, *names),) if names else ())
+    b.threads = {30: ("S", 0.0, wchan)}
+    late = build.lane(a, "main", "ask", cls=WAIT, on="worker:0/main")
+    build.lane(b, "main", "tell", cls=WAIT, on="core:0/main")
+    verdict = diagnose(build.case(build.late(late)))
+    assert (verdict.kind, verdict.confidence) == (Kind.ORDER_CYCLE, confidence)
+    if confidence == "medium":
+        assert any("the frames of worker:0/main show no wait" in r for r in verdict.reasons)
+
+
+def test_a_circle_that_an_idle_lane_closes_is_none() -> None:
+    """A idles for want of B, and B waits for A: nobody sent A its work, and no circle is told."""
+    build = Build()
+    core, a, b = build.member(10, "core"), build.member(20, "offload"), build.member(30, "worker")
+    late = build.lane(core, "main", "ask", cls=WAIT, on="offload:0/serve")
+    build.lane(a, "serve", cls=IDLE, on="worker:0/main")
+    build.lane(b, "main", "wait_rows", cls=WAIT, on="offload:0/serve")
+    verdict = diagnose(build.case(build.late(late)))
+    assert Kind.ORDER_CYCLE not in verdict.kinds
+    assert verdict.culprit.lane == "offload:0/serve"
+    assert not any("wait for each other" in r for r in verdict.reasons)
+    assert any("worker:0/main waits for it, and it is idle" in r for r in verdict.reasons)
 
 
 def test_a_circle_that_a_full_pipe_contradicts_is_no_circle() -> None:

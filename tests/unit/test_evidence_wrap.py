@@ -68,6 +68,33 @@ def test_a_circle_of_waits_is_written_as_one(edges, says):
     assert lines[lines.index("Who waits for whom") + 1] == f"  in a circle: {says}"
 
 
+def lane(address: str, cls: str, age: float, limit: float | None = 60.0) -> dict[str, Any]:
+    return {"address": address, "class": cls, "phase": cls, "age_s": age, "limit_s": limit}
+
+
+@pytest.mark.parametrize(
+    ("kind", "lanes", "why", "told"),
+    [
+        ("CHILD_DIED", (("wait", 61.0), ("wait", 61.0)), "", True),
+        ("CHILD_DIED", (("wait", 61.0), ("wait", 0.2)), "", False),
+        ("PROCESS_STOPPED", (("wait", 61.0), ("idle", 61.0)), "idle", False),
+        ("PROCESS_STOPPED", (("wait", 61.0), ("wait", 61.0)), "idle", False),
+        ("ORDER_CYCLE", (("wait", 61.0), ("wait", 59.0)), "", True),
+        ("ORDER_CYCLE", (("wait", 61.0), ("idle", 59.0)), "idle", False),
+    ],
+)
+def test_idle_and_young_waits_are_no_circle(kind, lanes, why, told):
+    """Only waits that are over their limit hold each other up, or those that the verdict rests on."""
+    found = graph("a:0/x>b:0/y", "b:0/y>a:0/x")
+    found["kind"], found["kinds"] = kind, [kind]
+    found["wait_graph"]["edges"][1]["why"] = why
+    both = zip(("a:0/x", "b:0/y"), lanes, strict=True)
+    found["processes"] = [{"lanes": [lane(name, *seen)]} for name, seen in both]
+    lines = "\n".join(text.render(found))
+    assert ("in a circle: a:0/x -> b:0/y -> a:0/x" in lines) is told
+    assert "  a:0/x -> b:0/y\n" in lines
+
+
 def test_a_chain_is_no_circle():
     """Edges that meet again without closing are not called a circle."""
     lines = "\n".join(text.render(graph("a>b", "a>c", "b>d", "c>d")))

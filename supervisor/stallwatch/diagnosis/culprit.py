@@ -207,12 +207,15 @@ def _circle(scene: Scene, chain: graph.Chain) -> Suspect:
         return replace(_of_lane(scene, writer), path=chain.path).because(
             f"{writer.address} sleeps in a write, not in the wait that it declared"
         )
+    around = [e for e in chain.edges if e.waiter in chain.cycle]
+    rest = next((e for e in around if e.why == graph.IDLE and e.waiter in scene.lanes), None)
+    if rest is not None:
+        return _resting(scene, chain, rest.waiter)
     lane = scene.lanes.get(chain.cycle[0])
     named = _of_lane(scene, lane) if lane is not None else Suspect(process=chain.cycle[0])
     ring = " -> ".join((*chain.cycle, chain.cycle[0]))
-    around = [e for e in chain.edges if e.waiter in chain.cycle]
     declared = all(
-        "/" in e.waiter and e.why != graph.IDLE and not scene.moved(scene.lanes[e.waiter])
+        "/" in e.waiter and not scene.moved(scene.lanes[e.waiter])
         for e in around
         if e.waiter in scene.lanes
     ) and all(e.waiter in scene.lanes for e in around)
@@ -223,6 +226,15 @@ def _circle(scene: Scene, chain: graph.Chain) -> Suspect:
         cycle=chain.cycle,
         hints=(Kind.ORDER_CYCLE,),
     ).because(f"they wait for each other: {ring}")
+
+
+def _resting(scene: Scene, chain: graph.Chain, address: str) -> Suspect:
+    """An idle lane closes the circle: it is an end, since nobody sent it the work that it waits for."""
+    suspect = _of_lane(scene, scene.lanes[address], path=chain.path)
+    waiter = chain.cycle[chain.cycle.index(address) - 1]
+    return replace(suspect, hints=(Kind.LOST_WAKEUP,)).because(
+        f"{waiter} waits for it, and it is idle"
+    )
 
 
 def _writes(scene: Scene, lane: LaneImage) -> bool:

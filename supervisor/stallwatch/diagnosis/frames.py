@@ -10,6 +10,11 @@ from stallwatch.evidence.model import Frame
 
 _STDLIB_HOME = re.compile(r"^.*/python3\.\d+t?/(?=(?!.*-packages/))")
 
+_WORD = re.compile(r"[a-z]+")
+# Parts of a function's name that say that it waits for somebody.
+_WAITING = frozenset(
+    {"acquire", "get", "join", "lock", "poll", "recv", "receive", "select", "synchronize", "wait"}
+)
 _CPYTHON_SOURCE = re.compile(r"/(Python|Objects|Modules|Parser|Include)/[^/]+\.[ch]$")
 
 
@@ -154,6 +159,21 @@ def in_collective(frames: Sequence[Frame], words: Vocabulary) -> bool:
     return any(
         f.name.rpartition(".")[2] in words.collective_names for f in python_frames(frames)[:8]
     )
+
+
+def shows_wait(frames: Sequence[Frame], words: Vocabulary) -> bool:
+    """Any sign that the thread waits: a library's wait, a device's, a collective, or a name that says so."""
+    if (
+        waits_by_design(frames, words)
+        or polls_device(frames, words)
+        or in_collective(frames, words)
+    ):
+        return True
+    if device_call(frames, words) is not None:
+        return True
+    inner = python_frames(frames)[:4]  # C's own names say "wait" in whatever sleeps
+    named = (_WORD.findall(f.name.rpartition(".")[2].lower()) for f in inner)
+    return any(word in _WAITING for name in named for word in name)
 
 
 def common_function(stacks: Sequence[Sequence[Frame]]) -> Frame | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from stallwatch.board.image import LaneClass, LaneImage
 from stallwatch.diagnosis import describe, gang
+from stallwatch.diagnosis import frames as fr
 from stallwatch.diagnosis.call import Call, Facts
 from stallwatch.diagnosis.kinds import Kind
 from stallwatch.diagnosis.vocabulary import prefixed
@@ -23,7 +24,25 @@ def order_cycle(f: Facts) -> Call | None:
         return Call(
             Kind.ORDER_CYCLE, "medium", (reason, f"but the thread of {awake[0].address} runs")
         )
+    busy = next((x for x in lanes if _shows_no_wait(f, x)), None)
+    if busy is not None:
+        but = f"but the frames of {busy.address} show no wait"
+        return Call(Kind.ORDER_CYCLE, "medium", (reason, but))
     return Call(Kind.ORDER_CYCLE, "high", (reason,))
+
+
+def _shows_no_wait(f: Facts, lane: LaneImage) -> bool:
+    """It has a stack, and no sample of it is in a wait of any kind: what it declared may be left behind.
+
+    A futex says nothing: locks sleep in it, and so does whatever a library of C does.
+    """
+    thread, words = f.scene.thread(lane), f.words
+    if lane.channel or not thread.samples:
+        return False
+    kernel = prefixed(thread.wchan, words.host_wchans) and not thread.wchan.startswith(
+        words.timed_wchans
+    )
+    return not kernel and not any(fr.shows_wait(s.frames, words) for s in thread.samples)
 
 
 def divergence(f: Facts) -> Call | None:

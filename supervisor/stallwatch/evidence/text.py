@@ -55,9 +55,7 @@ def _sections(report: Mapping[str, Any]) -> Iterator[str]:
     yield str(report.get("summary") or "A stall, and no sentence for it.")
     yield from _head(report, culprit)
     yield from _titled("What every process was doing", _doing(report))
-    yield from _titled(
-        "Who waits for whom", waits.lines(_dicts(_dict(report, "wait_graph"), "edges"))
-    )
+    yield from _titled("Who waits for whom", waits.lines(report))
     merged = stackview.lines(_dict(report, "stack_tree"), culprit, _STACK_LINES)
     yield from _titled("Stacks, merged", merged)
     yield from _titled("Why we say so", _reasons(report))
