@@ -45,6 +45,30 @@ def test_counters_that_differ_accuse_the_channel() -> None:
     assert "7 were sent and 6 seen" in verdict.summary
 
 
+def test_a_channel_is_told_by_its_two_ends() -> None:
+    """Who got nothing from whom, and for how long: a channel is no lane that 'has been in idle'."""
+    build, _, _ = idle_pair(sent=7, seen=6)
+    summary = stuck(build).summary
+    assert "worker:0/main (pid 30) has got nothing from core:0/main for 61.0 s; " in summary
+    assert "in idle" not in summary
+    build.moved.add("worker:0/main")  # it polls: its age is that of the poll
+    summary = stuck(build).summary
+    assert "worker:0/main (pid 30) has got nothing from core:0/main; " in summary
+
+
+def test_a_channel_whose_answer_was_lost_names_its_waiter_once() -> None:
+    """The waiter is an end of the channel: 'waits for it' would say it again."""
+    build = Build()
+    core = build.member(20, "core", stacks=(stack(20, *QUEUE),))
+    worker = build.member(30, "worker", stacks=(stack(30, *QUEUE),))
+    wait = build.lane(core, "main", "ask", cls=WAIT, on="worker:0/main")
+    build.lane(worker, "main", age=60)
+    verdict = diagnose(build.case(build.late(wait)))
+    assert verdict.culprit.address == "core:0/main -> worker:0/main"
+    assert "worker:0/main (pid 30) has got nothing from core:0/main for 60.0 s; " in verdict.summary
+    assert "waits for it" not in verdict.summary
+
+
 def test_counters_that_agree_make_nothing_certain() -> None:
     """Seven sent and seven seen: still nobody works, but no counter says where it was lost."""
     build, _, _ = idle_pair(sent=7, seen=7)

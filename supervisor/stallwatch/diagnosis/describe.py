@@ -15,6 +15,7 @@ from stallwatch.watch.finding import NOTHING_DONE, Finding, Rule
 
 MAX_PART = 200
 MAX_SUMMARY = 600
+CHANNEL = " -> "  # between writer and reader, in the lane of a culprit that is a channel
 
 
 def clean(text: str, limit: int = MAX_PART) -> str:
@@ -108,6 +109,8 @@ def _place(scene: Scene, suspect: Suspect, named: Culprit, who: str) -> str:
         if attached or not named.pid:
             return f"{who} has no lane in a phase"
         return f"{who} is not attached to the board"
+    if CHANNEL in named.lane:
+        return _channel(scene, named)
     lane = named.lane.partition("/")[2]
     on = f" on lane {lane}" if lane else ""
     moves = ""
@@ -116,6 +119,16 @@ def _place(scene: Scene, suspect: Suspect, named: Culprit, who: str) -> str:
     elapsed = _elapsed(scene, suspect)
     has = "has been" if elapsed else "is"
     return f"{who} {has} in {named.phase}{on}{elapsed}{moves}{_from(named)}"
+
+
+def _channel(scene: Scene, named: Culprit) -> str:
+    """What its reader lacks. A reader that polls is as old as its last poll: no time is told then."""
+    writer, _, reader = named.lane.partition(CHANNEL)
+    who = f"{reader} (pid {named.pid})" if named.pid else reader
+    lane = scene.lanes.get(reader)
+    still = lane is not None and not scene.moved(lane)
+    elapsed = f" for {scene.age_s(lane):.1f} s" if lane is not None and still else ""
+    return f"{who} has got nothing from {writer}{elapsed}"
 
 
 def _whole(scene: Scene) -> str:
@@ -215,6 +228,9 @@ def _waiter(suspect: Suspect, named: Culprit) -> str:
     if len(suspect.path) < 2 or suspect.cycle:
         return ""
     own = named.lane or named.process
-    if own in (suspect.path[0], suspect.path[0].partition("/")[0]):
+    if named.lane.startswith(suspect.path[0] + CHANNEL) or own in (
+        suspect.path[0],
+        suspect.path[0].partition("/")[0],
+    ):
         return ""
     return f"{suspect.path[0]} waits for it"
