@@ -50,6 +50,18 @@ def test_a_reload_during_a_pause_keeps_the_pause(folder):
         assert run.wait_ready()["incarnation"] == 1
 
 
+def test_a_likely_slip_in_the_limits_is_told_at_the_start_and_at_a_reload(folder):
+    """Any name may be a phase's: the daemon runs on, and names what was probably meant."""
+    with daemon(folder, {"limits": {"defaul": "10s", "start": "30s"}}) as run:
+        run.wait_ready()
+        assert run.said("did you mean 'default'?")
+        run.engine_config["limits"] = {"prefil": "10s", "start": "30s"}
+        reload(run)
+        run.wait(lambda: run.said("did you mean 'prefill'?"), "the slip of the new file")
+        (line,) = [x for x in run.log().splitlines() if "'prefill'" in x]
+        assert '"level": "warning"' in line
+
+
 def test_a_stall_at_hand_ends_by_the_rule_it_began_with(folder):
     """observe -> restart while an observed stall lasts: nothing is killed; the next stall is."""
     with daemon(folder, {"enforce": "observe"}) as run:

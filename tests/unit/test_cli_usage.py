@@ -14,6 +14,7 @@ from stallwatch.cli import serve as serve_module
 from stallwatch.cli.main import COMMANDS, cli, main
 from stallwatch.config import load
 from stallwatch.config.load import build
+from stallwatch.control.auth import Auth
 from stallwatch.errors import ConfigError
 
 
@@ -226,6 +227,39 @@ def test_config_check_and_show(tmp_path, capsys):
     assert "engines.a.restart.budget: 5" in capsys.readouterr().out
 
 
+def test_config_check_tells_a_likely_slip_and_takes_the_file(tmp_path, capsys):
+    """Any name may be a phase's: a remark on stderr and in the JSON, exit 0."""
+    file = tmp_path / "s.toml"
+    file.write_text('[engines.a]\ncommand = ["x"]\nlimits = {defaul = "10s"}\n')
+    assert main(["config", "check", str(file)]) == 0
+    said = capsys.readouterr().err
+    assert "warning: [engines.a.limits] 'defaul'" in said
+    assert "did you mean 'default'?" in said
+    assert main(["config", "check", str(file), "-o", "json"]) == 0
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert "'default'" in warning
+
+
+@pytest.mark.parametrize("control", ["0.0.0.0:9470", "[::]:9470", "192.0.2.7:9470"])
+def test_config_check_refuses_an_address_that_serve_refuses(tmp_path, capsys, monkeypatch, control):
+    """Open to other machines and no token: serve's own sentence and exit code; with one it is good."""
+    monkeypatch.delenv("STALLWATCH_TOKEN", raising=False)
+    file = tmp_path / "s.toml"
+    table = f'[supervisor]\ncontrol = "{control}"\n'
+    engine = '[engines.a]\ncommand = ["x"]\n'
+    file.write_text(table + engine)
+    with pytest.raises(ConfigError) as serve:
+        Auth.for_address(control)
+
+    assert main(["config", "check", str(file)]) == 78
+    assert capsys.readouterr().err == f"stallwatch: {serve.value}\n"
+    monkeypatch.setenv("STALLWATCH_TOKEN", "a-token-that-is-long-enough")
+    assert main(["config", "check", str(file)]) == 0
+    monkeypatch.delenv("STALLWATCH_TOKEN")
+    file.write_text(f'{table}token_file = "/run/secrets/on-the-server"\n{engine}')
+    assert main(["config", "check", str(file)]) == 0
+
+
 def test_config_show_is_what_is_in_force(tmp_path, capsys, monkeypatch):
     """Defaults are shown by value, empty keys too, and durations as a file would hold them."""
     monkeypatch.setenv("STATE_DIRECTORY", "/somewhere")
@@ -244,6 +278,7 @@ def test_config_show_is_what_is_in_force(tmp_path, capsys, monkeypatch):
         "supervisor.socket: /somewhere/control.sock",
         "supervisor.exit_when: never",
         "supervisor.period: 100ms",
+        "supervisor.chaos: false",
         "engines.a.env: -",
         "engines.a.limits.default: 1m",
         "engines.a.limits.compile: 30m",

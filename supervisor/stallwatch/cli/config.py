@@ -12,7 +12,7 @@ from stallwatch.cli.output import fields, out, out_json, say
 from stallwatch.cli.settings import common, settings
 
 if TYPE_CHECKING:
-    from stallwatch.config import Config
+    from stallwatch.config import Config, SupervisorConfig
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,14 +26,27 @@ def config() -> None:
 def check(file: str) -> None:
     """Read FILE and say what is wrong with it (exit 78), or that it is good."""
     from stallwatch.config import load
+    from stallwatch.config.remarks import near_misses
 
-    names = list(load(Path(file)).engines)
+    found = load(Path(file))
+    _refuse_open(found.supervisor)
+    names, remarks = list(found.engines), near_misses(found)
+    for remark in remarks:
+        say(f"warning: {remark}")
     if settings().json:
-        out_json({"file": file, "ok": True, "engines": names})
+        out_json({"file": file, "ok": True, "engines": names, "warnings": remarks})
     elif settings().output == "name":
         out("\n".join(names))
     else:
         say(f"{file} is good: {len(names)} engine{'s' if len(names) != 1 else ''}")
+
+
+def _refuse_open(supervisor: SupervisorConfig) -> None:
+    """What `serve` refuses. A token file may lie on another machine: it is taken as given."""
+    from stallwatch.control.auth import Auth, load_token
+
+    file = supervisor.token_file
+    Auth.for_address(supervisor.control, token=str(file) if file else load_token(None))
 
 
 @config.command(epilog="Example: stallwatch config show stallwatch.toml")
@@ -102,6 +115,6 @@ def _duration(seconds: float) -> str:
 def _flat(prefix: str, value: object) -> list[tuple[str, object]]:
     if isinstance(value, dict) and value:
         return [pair for key, item in value.items() for pair in _flat(f"{prefix}.{key}", item)]
-    if isinstance(value, list):
+    if isinstance(value, list | bool):  # as TOML writes them
         value = json.dumps(value)
     return [(prefix.removeprefix("."), "-" if value in (None, "", {}) else str(value))]

@@ -29,6 +29,7 @@ _LEVELS = {
     "restart": "warning",
     "foreign": "warning",
     "leftover": "warning",
+    "config": "warning",
     "no-lanes": "warning",
     "request-lost": "warning",
 }

@@ -14,6 +14,7 @@ from stallwatch.clock import SystemClock
 from stallwatch.config import GATEWAY, Config, EngineConfig, doors, load
 from stallwatch.config.base import reloadable
 from stallwatch.config.duration import show_duration
+from stallwatch.config.remarks import near_misses
 from stallwatch.control.auth import Auth, load_token
 from stallwatch.control.server import ControlServer
 from stallwatch.daemon.counters import Totals
@@ -147,6 +148,7 @@ class Daemon:
         self._server.start()
         address = self._server.control_address
         self.parts.events.emit("", "serving", _serving(self.config, address))
+        self._remark(self.config)
         for runner in self._runners.values():
             runner.start()
         try:
@@ -273,6 +275,11 @@ class Daemon:
             self._notify.extend(60.0)
         self._notify.status(words)
 
+    def _remark(self, config: Config) -> None:
+        """What it says and probably does not mean."""
+        for remark in near_misses(config):
+            self.parts.events.emit("", "config", remark)
+
     def _reload(self) -> None:
         """SIGHUP: limits and policies only; any other difference is refused by name."""
         emit = self.parts.events.emit
@@ -289,6 +296,7 @@ class Daemon:
                 self._runners[name].reload(engine)
             self.config = fresh
             emit("", "reloaded", f"limits and policies re-read from {fresh.source}")
+            self._remark(fresh)
         except StallwatchError as error:
             emit("", "fault", f"nothing was changed: {error}")
         finally:
