@@ -45,7 +45,7 @@ def render(scene: Scene, width: int, height: int, *, color: bool = False) -> str
         width=width, height=height, file=file, force_terminal=True, no_color=not color,
         color_system="standard", markup=False, highlight=False, emoji=False,
     )  # fmt: skip
-    console.print(draw(scene, height), end="")
+    console.print(draw(scene, width, height), end="")
     return file.getvalue()
 
 
@@ -92,6 +92,29 @@ def test_a_lane_is_coloured_over_half_of_its_limit(age_s: float, color: str) -> 
 
     assert set(re.findall(r"\x1b\[(3\d)m", line)) == ({color} if color else set())
     assert f"{age_s / 60:.0%}" in SGR.sub("", line)
+
+
+@pytest.mark.parametrize("width", [40, 30, 24])
+def test_age_and_limit_are_shown_where_the_terminal_is_narrow(width: int) -> None:
+    """How long, of how much: that is what one looks for, and the other columns make room for it."""
+    lane = {
+        "address": "worker:0/ple-request", "cls": "work", "phase": "gather_embedding_rows",
+        "age_s": 754.0, "limit_s": 5520.0, "details": {"step": 12},
+    }  # fmt: skip
+    engine = {
+        "name": "a-name-of-some-length",
+        "state": "unkillable",
+        "age_s": 7260.0,
+        "lanes": [lane],
+    }
+    seen = Picture(engine_rows([engine]), detail(engine))
+    found = lines(Scene(View(engine="a-name-of-some-length"), seen, ""), width, 20)
+    row = next(each for each in found if each.startswith("work"))
+
+    assert found[1].split()[-1] == "AGE"
+    assert found[2].split()[-1] == "2h1m"
+    assert next(each for each in found if each.startswith("LANE")).split()[-2:] == ["AGE", "LIMIT"]
+    assert row.split()[-2:] == ["12m34s", "1h32m"]
 
 
 def test_an_old_picture_says_so() -> None:

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from stallwatch.cli.output import age, since
+from stallwatch.top.columns import ENGINES, GAP, LANES, STALLS, Giving, fit
 from stallwatch.top.rows import EngineRow, LaneRow, Picture, StallRow
 from stallwatch.top.view import Mode, View, lanes
 
@@ -36,6 +38,7 @@ _BAD: Final = ("stalled", "failed", "exhausted", "unkillable")
 _STALE_S: Final = 3.0
 # Least widths of what changes at every look, so that columns keep their places.
 _WIDTHS: Final = {"STATE": 10, "CLASS": 5, "PHASE": 16, "AGE": 6, "LIMIT": 6, "USED": 4}
+_RIGHT: Final = ("AGE", "LIMIT", "USED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +52,12 @@ class Scene:
     trouble: str = ""
 
 
-def draw(scene: Scene, height: int) -> RenderableType:
+def draw(scene: Scene, width: int, height: int) -> RenderableType:
     """`height` lines, cut where the terminal ends; a small terminal loses stalls, then lanes."""
     top = [_title(scene)]
     bottom = [_footer(scene.view)]
     room = max(0, height - 2)
-    middle = _middle(scene, room)
+    middle = _middle(scene, width, room)
     middle += [Text("")] * (room - sum(_lines(each) for each in middle))
     return Group(*[*top, *middle, *bottom][: max(1, height)])
 
@@ -86,7 +89,7 @@ def _footer(view: View) -> Text:
     return _line(view.message or (_READONLY_KEYS if view.readonly else _KEYS), "reverse")
 
 
-def _middle(scene: Scene, room: int) -> list[RenderableType]:
+def _middle(scene: Scene, width: int, room: int) -> list[RenderableType]:
     view, picture = scene.view, scene.picture
     if view.mode is Mode.HELP:
         return [_line(each) for each in HELP[:room]]
@@ -94,17 +97,17 @@ def _middle(scene: Scene, room: int) -> list[RenderableType]:
     at = names.index(view.engine) if view.engine in names else 0
     most = max(1, room // 4)
     shown = picture.engines[_first(at, most, len(names)) :][:most]
-    parts: list[RenderableType] = [_engines(shown, view.engine)]
+    parts: list[RenderableType] = [_engines(shown, view.engine, width)]
     left = room - len(shown) - 1
     stalls = picture.stalls[: min(5, left // 4)]
     below: list[RenderableType] = []
     if left >= 8:
-        below = [Text(""), _stalls(stalls) if stalls else _line("No stalls.", "dim")]
+        below = [Text(""), _stalls(stalls, width) if stalls else _line("No stalls.", "dim")]
     left -= sum(_lines(each) for each in below)
     if left < 3:
         return parts if room > len(shown) else []
-    inner = _describe if view.mode is Mode.DESCRIBE else _lanes
-    body = inner(scene, left - 1)
+    describes = view.mode is Mode.DESCRIBE
+    body = _describe(scene, left - 1) if describes else _lanes(scene, width, left - 1)
     fill = [Text("")] * (left - 1 - sum(_lines(each) for each in body))
     return [*parts, Text(""), *body, *fill, *below]
 
@@ -114,33 +117,41 @@ def _first(at: int, most: int, count: int) -> int:
     return max(0, min(at - most // 2, count - most))
 
 
-def _table(heads: Sequence[str], *, right: Sequence[str] = ()) -> Table:
+def _table(
+    heads: Sequence[str], rows: Sequence[Sequence[Text]], giving: Giving, width: int
+) -> Table:
     """Columns two blanks apart; the last one takes what is left and is cut first."""
-    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True, header_style="dim")
-    for head in heads:
-        last = head == heads[-1]
-        found.add_column(
+    last = heads[-1]
+    wants = {
+        head: max(_WIDTHS.get(head, 0), cell_len(head), *(cell_len(row[n].plain) for row in rows))
+        for n, head in enumerate(heads)
+    } | {last: cell_len(last)}
+    found = fit(wants, giving, width)
+    table = Table(
+        box=None, pad_edge=False, padding=(0, GAP, 0, 0), expand=last in found, header_style="dim"
+    )
+    for head, wide in found.items():
+        table.add_column(
             Text(head),
             no_wrap=True,
             overflow="ellipsis",
-            min_width=_WIDTHS.get(head),
-            justify="right" if head in right else "left",
-            ratio=1 if last else None,
+            width=None if head == last else wide,
+            justify="right" if head in _RIGHT else "left",
+            ratio=1 if head == last else None,
         )
-    return found
+    for row in rows:
+        table.add_row(*(cell for head, cell in zip(heads, row, strict=True) if head in found))
+    return table
 
 
 def _state(state: str) -> Text:
     return Text(state, style="green" if state in _GOOD else "red" if state in _BAD else "yellow")
 
 
-def _engines(rows: Sequence[EngineRow], selected: str) -> Table:
-    table = _table(
-        ("  ENGINE", "STATE", "INC", "RESTARTS", "AGE", "LAST-STALL", "WHY"), right=("AGE",)
-    )
-    for row in rows:
+def _engines(rows: Sequence[EngineRow], selected: str, width: int) -> Table:
+    def cells(row: EngineRow) -> tuple[Text, ...]:
         chosen = row.name == selected
-        table.add_row(
+        return (
             Text(f"> {row.name}" if chosen else f"  {row.name}", style="bold" if chosen else ""),
             _state(row.state),
             Text(str(row.incarnation)),
@@ -149,10 +160,12 @@ def _engines(rows: Sequence[EngineRow], selected: str) -> Table:
             Text(row.last_stall or "-"),
             Text(row.reason),
         )
-    return table
+
+    heads = ("  ENGINE", "STATE", "INC", "RESTARTS", "AGE", "LAST-STALL", "WHY")
+    return _table(heads, [cells(row) for row in rows], ENGINES, width)
 
 
-def _lanes(scene: Scene, room: int) -> list[RenderableType]:
+def _lanes(scene: Scene, width: int, room: int) -> list[RenderableType]:
     """One line that says what is shown, and the lanes from `scroll` on: only those are laid out."""
     view, known = scene.view, scene.picture.detail
     found = lanes(view, scene.picture)
@@ -165,18 +178,14 @@ def _lanes(scene: Scene, room: int) -> list[RenderableType]:
     said += f", filter {view.words!r}" if view.words else ""
     if len(rows) < len(found):
         said += f", from number {view.scroll + 1}"
-    return [_line(said, "bold"), _lane_table(rows)] if rows else [_line(said, "bold")]
+    return [_line(said, "bold"), *([_lane_table(rows, width)] if rows else ())]
 
 
-def _lane_table(rows: Sequence[LaneRow]) -> Table:
-    table = _table(
-        ("LANE", "CLASS", "PHASE", "AGE", "LIMIT", "USED", "DETAILS"),
-        right=("AGE", "LIMIT", "USED"),
-    )
-    for row in rows:
+def _lane_table(rows: Sequence[LaneRow], width: int) -> Table:
+    def cells(row: LaneRow) -> tuple[Text, ...]:
         style = "red" if row.used > 1 else "yellow" if row.used > 0.5 else ""
         limited = row.limit_s > 0
-        table.add_row(
+        return (
             Text(row.address),
             Text(row.cls),
             Text(row.phase),
@@ -185,7 +194,9 @@ def _lane_table(rows: Sequence[LaneRow]) -> Table:
             Text(f"{min(row.used, 9.99):.0%}" if limited else "-", style=style),
             Text(row.notes),
         )
-    return table
+
+    heads = ("LANE", "CLASS", "PHASE", "AGE", "LIMIT", "USED", "DETAILS")
+    return _table(heads, [cells(row) for row in rows], LANES, width)
 
 
 def _describe(scene: Scene, room: int) -> list[RenderableType]:
@@ -205,14 +216,15 @@ def _describe(scene: Scene, room: int) -> list[RenderableType]:
     return [_line(f"Engine {known.name}", "bold"), *said[scene.view.scroll :][: max(0, room - 1)]]
 
 
-def _stalls(rows: Sequence[StallRow]) -> Table:
-    table = _table(("STALL", "ENGINE", "KIND", "AGE", "CULPRIT"), right=("AGE",))
-    for row in rows:
-        table.add_row(
+def _stalls(rows: Sequence[StallRow], width: int) -> Table:
+    def cells(row: StallRow) -> tuple[Text, ...]:
+        return (
             Text(row.id.rpartition("-")[2]),
             Text(row.engine),
             Text(row.kind, style="red"),
             Text(since(row.detected_at)),
             Text(row.culprit),
         )
-    return table
+
+    heads = ("STALL", "ENGINE", "KIND", "AGE", "CULPRIT")
+    return _table(heads, [cells(row) for row in rows], STALLS, width)

@@ -120,7 +120,7 @@ class Screen:
         scene = Scene(self._view, news.picture, self._where, stale, news.trouble)
         width, height = size(sys.stdout.fileno())
         self._console.size = (width, height)
-        live.update(draw(scene, height), refresh=True)
+        live.update(draw(scene, width, height), refresh=True)
 
     @contextlib.contextmanager
     def _signals(self, woken: int) -> Iterator[None]:
