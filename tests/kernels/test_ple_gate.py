@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from judge import judged
 from stallwatch_kernels import jit, warmup
 from stallwatch_kernels.errors import BadDtype, BadLayout, BadMetadata, BadScale, BadShape
 from stallwatch_kernels.ple.gate import KERNEL, Gate, GateSpec, GateWeights, reference
@@ -36,16 +37,6 @@ def exact(weights, inputs):
     return reference(wide, *(tensor.double() for tensor in inputs))
 
 
-def bf16_steps(a, b):
-    """How many bfloat16 lie between two tensors, element by element."""
-
-    def ordered(x):
-        bits = x.view(torch.int16).int()
-        return torch.where(bits < 0, -(bits & 0x7FFF), bits)
-
-    return (ordered(a) - ordered(b)).abs()
-
-
 @pytest.fixture
 def fresh():
     """Random numbers that differ from run to run."""
@@ -62,20 +53,18 @@ def test_float32_agrees_with_float64(hidden, rows, fresh):
     found = Gate(weights)(*inputs, tokens=rows)
 
     for got, expected in zip(found, exact(weights, inputs), strict=True):
-        assert ((got.double() - expected).norm() / expected.norm()).item() <= 1e-6
+        judged(got, expected)
 
 
 def test_bfloat16_rounds_once(fresh):
-    """At most one bfloat16 from the rounded float64 result, on at most 1 % of the elements."""
+    """Within the bar that all kernels share, for u and c."""
     weights = random_weights(320, fresh)
     inputs = random_inputs(49, 320, fresh, torch.bfloat16)
 
     found = Gate(weights)(*inputs, tokens=49)
 
     for got, expected in zip(found, exact(weights, inputs), strict=True):
-        steps = bf16_steps(got, expected.bfloat16())
-        assert steps.max() <= 1
-        assert (steps > 0).float().mean() <= 0.01
+        judged(got, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
