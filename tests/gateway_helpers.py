@@ -200,12 +200,10 @@ class Running:
         assert over.wait(DEADLINE_S)
         return done[0]
 
-    def state(
-        self, name: str, state: str, *, incarnation: int = 1, enforce: str = "restart"
-    ) -> None:
-        view = View(
-            state, ready=state in ("ready", "suspect"), incarnation=incarnation, enforce=enforce
-        )
+    def state(self, name: str, state: str, *, incarnation: int = 1, **more: Any) -> None:
+        """more: enforce, comes_back."""
+        ready = state in ("ready", "suspect")
+        view = View(state, ready=ready, incarnation=incarnation, **more)
         self.views[name] = (self.views[name][0], view)
         self.call(lambda: self.gateway.router.learn(self.views))
 

@@ -143,6 +143,24 @@ def test_a_request_at_a_stopped_front_end_is_served_by_the_next_incarnation():
             found.end()
 
 
+def test_nobody_waits_for_an_engine_that_is_not_restarted():
+    """`enforce = "fail"`: it stays down for good, and `hold` is no reason to keep a client for ten minutes."""
+    with place() as folder:
+        found = Fronted(folder, {"enforce": "fail"}, gateway={"hold": "10m"})
+        try:
+            found.wait_front()
+            os.kill(found.pid("api:0"), signal.SIGKILL)
+            found.wait(lambda: found.engine()["state"] == "failed", "it failed")
+            answer = found.ask("GET")
+            error = error_of(answer)
+            assert "given up" in error["message"]
+            assert answer[1]["x-should-retry"] == "false"
+            assert found.shown(error["failure_id"])["action"] == "fail"
+            assert found.stop() == 0
+        finally:
+            found.end()
+
+
 def test_a_killed_engine_is_explained():
     """The connection breaks before anything is declared: the client still gets the failure's id, and the
     report says that the gateway answered it, when nobody was left in the engine.

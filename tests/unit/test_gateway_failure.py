@@ -366,6 +366,16 @@ class TestBrokenAnswers:
             assert got[:10] == b"HTTP/1.1 4"
             assert len(gateway.engines[0].requests) == 0
 
+    def test_connect_is_told_what_there_is_instead(self):
+        """A 405 names the methods that are served (RFC 9110, 15.5.6)."""
+        with running(answer) as gateway:
+            got = gateway.raw(b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n")
+            head = got.partition(b"\r\n\r\n")[0].lower().split(b"\r\n")
+            assert head[0].startswith(b"http/1.1 405 ")
+            allowed = next(line for line in head if line.startswith(b"allow: "))
+            assert {b"get", b"post"} <= set(allowed[7:].split(b", "))
+            assert b"connect" not in allowed
+
 
 class TestWaiting:
     def test_refused_while_starting(self):
@@ -437,6 +447,59 @@ class TestWaiting:
             began = time.monotonic()
             assert b"engine_not_ready" in gateway.raw(post(CHAT, ASK))
             assert time.monotonic() - began < 5
+
+    @pytest.mark.parametrize("state", ["exhausted", "unkillable", "failed", "stopped"])
+    def test_a_wait_ends_when_nothing_is_left_to_wait_for(self, state):
+        """The restart for which three requests wait is given up: all are told at once, not after `hold`."""
+        with running(answer, hold=600.0) as gateway:
+            gateway.state("a", "backoff")
+            asks = [in_thread(lambda: gateway.raw(post(CHAT, ASK))) for _ in range(3)]
+            until(
+                lambda: gateway.call(lambda: gateway.gateway.router.waiting) == 3, what="three wait"
+            )
+            gateway.state("a", state, comes_back=False)
+            for ask in asks:
+                got = ask()
+                assert got.startswith(b"HTTP/1.1 503 ")
+                assert state == "stopped" or b"given up" in got
+            assert gateway.engines[0].requests == []
+            assert gateway.total("refused") == 3
+
+    def test_a_wait_outlasts_a_failure_after_which_the_engine_comes_back(self):
+        """Failed and being ended is on the way to the next incarnation: who waits gets its answer."""
+        with running(answer, hold=600.0) as gateway:
+            gateway.state("a", "starting")
+            ask = in_thread(lambda: gateway.raw(post(CHAT, ASK, CLOSE)))
+            until(lambda: gateway.call(lambda: gateway.gateway.router.waiting), what="it waits")
+            gateway.state("a", "failed", comes_back=True)
+            assert gateway.call(lambda: gateway.gateway.router.waiting) == 1
+            gateway.state("a", "ready", incarnation=2)
+            assert ask().startswith(b"HTTP/1.1 200 ")
+
+    def test_a_wait_goes_on_while_another_engine_may_come(self):
+        """One of two is given up, the other starts: there is something to wait for."""
+        with running(answer, answer, hold=600.0) as gateway:
+            gateway.state("a", "backoff")
+            gateway.state("b", "starting")
+            ask = in_thread(lambda: gateway.raw(post(CHAT, ASK, CLOSE)))
+            until(lambda: gateway.call(lambda: gateway.gateway.router.waiting), what="it waits")
+            gateway.state("a", "exhausted")
+            assert gateway.call(lambda: gateway.gateway.router.waiting) == 1
+            gateway.state("b", "ready")
+            assert ask().startswith(b"HTTP/1.1 200 ")
+
+    def test_a_second_try_that_nobody_can_serve_ends_with_the_first_failure(self):
+        """It waits for the next incarnation, which will not come: its client gets the FAILURE it met."""
+        with running(silent, hold=600.0, retry="before-first-byte") as gateway:
+            ask = in_thread(lambda: gateway.raw(post(CHAT, ASK)))
+            gateway.wait_sent(1)
+            failure = gateway.fail("a")
+            gateway.state("a", "backoff")
+            until(lambda: gateway.call(lambda: gateway.gateway.router.waiting), what="it waits")
+            gateway.state("a", "exhausted")
+            got = ask()
+            assert failure.id.encode() in got
+            assert b"x-should-retry: false" in got
 
     def test_more_than_may_run_are_429(self):
         """Two run, the third is told to come again; probes pass."""

@@ -39,6 +39,7 @@ class Answer:
     type: str = "unavailable"
     retry_after_s: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    allow: str = ""  # of a 405: the methods that are served
 
     def body(self) -> bytes:
         """The error object."""
@@ -57,10 +58,11 @@ class Answer:
             if self.retry_after_s is None
             else f"retry-after: {self.retry_after_s}"
         )
+        allow = f"allow: {self.allow}\r\n" if self.allow else ""
         head = (
             f"HTTP/1.1 {self.status} {_REASONS.get(self.status, 'Error')}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            f"{hint}\r\nconnection: close\r\n\r\n"
+            f"{allow}{hint}\r\nconnection: close\r\n\r\n"
         )
         return head.encode() + (b"" if head_only else body)
 
@@ -124,6 +126,12 @@ def malformed(engine: str, how: str) -> Answer:
 
 def bad_request(how: str, status: int = 400) -> Answer:
     return Answer(status, "bad_request", f"no valid HTTP request: {how}", "invalid_request_error")
+
+
+def not_served(method: str) -> Answer:
+    """A method that the gateway does not pass on; any other one is the engine's to judge."""
+    found = bad_request(f"{method} is not served", 405)
+    return replace(found, allow="DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT")
 
 
 def overloaded(what: str) -> Answer:

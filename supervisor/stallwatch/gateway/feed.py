@@ -119,6 +119,7 @@ class Feed:
                     enforce=str(engine.get("enforce", "restart")),
                     backoff_s=float(engine.get("backoff_s") or 0.0),
                     why=str(engine.get("exhausted_reason") or "")[:MOST_WHY],
+                    comes_back=bool(engine.get("comes_back", True)),  # an older daemon does not say
                 ),
             )
         return found

@@ -88,7 +88,7 @@ class Gateway:
 
     def _not_admitted(self, exchange: Exchange, *, counted: bool) -> Answer | None:
         if exchange.request.method == b"CONNECT":
-            return errors.bad_request("CONNECT is not served", 405)
+            return errors.not_served("CONNECT")
         if self.leaving:
             return errors.unavailable("gateway_stopping", "this gateway is about to end")
         if counted and self._in_flight >= self.options.max_in_flight:

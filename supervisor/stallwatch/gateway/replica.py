@@ -10,8 +10,11 @@ from stallwatch.gateway.exchange import End, Exchange, Outcome
 from stallwatch.gateway.upstream import Pool
 
 LEAVING = frozenset({"draining", "stopping", "stopped"})
-SPENT = frozenset({"exhausted", "unkillable"})  # the supervisor gave up
-GIVEN_UP = SPENT | {"stopped"}  # until an operator asks
+STOPPED = "stopped"
+FAILED = (
+    "failed"  # being ended; or for good, with enforce = "fail" or a policy that restarts nothing
+)
+GIVEN_UP = frozenset({"exhausted", "unkillable", STOPPED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class View:
     enforce: str = "restart"
     backoff_s: float = 0.0
     why: str = ""  # of an engine that was given up
+    comes_back: bool = True  # of one that failed: it is started again by itself
 
 
 class Replica:
@@ -46,6 +50,13 @@ class Replica:
             return False
         # Only observed: the stall is reported, and the clients stay where they are.
         return view.ready or (view.state == "stalled" and view.enforce == "observe")
+
+    @property
+    def given_up(self) -> bool:
+        """Nobody starts it again by itself: it is nothing to wait for until an operator asks."""
+        return self.view.state in GIVEN_UP or (
+            self.view.state == FAILED and not self.view.comes_back
+        )
 
     @property
     def failing(self) -> Failure | None:

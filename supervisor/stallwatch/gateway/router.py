@@ -11,7 +11,7 @@ from typing import Any
 
 from stallwatch.gateway.errors import Answer, Failure, given_up, stalled, unavailable
 from stallwatch.gateway.exchange import Exchange
-from stallwatch.gateway.replica import GIVEN_UP, SPENT, Replica, View
+from stallwatch.gateway.replica import STOPPED, Replica, View
 
 RELEASED_AT_ONCE = 64  # of those who waited: an engine that is just ready is not flooded
 REMEMBERED = 4096
@@ -126,9 +126,10 @@ class Router:
         return turn.done() and not exchange.ended.done()
 
     def release(self) -> None:
-        """Somebody can serve: let those who wait go, oldest first."""
-        for _ in range(RELEASED_AT_ONCE):
-            if not self._waiting or self.pick() is None:
+        """Somebody can serve: let those who wait go, oldest first. Nobody ever will: let all go, to be told."""
+        hopeless = not self._worth_waiting()
+        for _ in range(len(self._waiting) if hopeless else RELEASED_AT_ONCE):
+            if not self._waiting or not (hopeless or self.pick() is not None):
                 return
             turn = self._waiting.popleft()
             if not turn.done():
@@ -137,11 +138,12 @@ class Router:
     def _worth_waiting(self) -> bool:
         if not self.supervised:
             return True
-        return any(r.view.state not in GIVEN_UP for r in self.replicas.values())
+        return any(not r.given_up for r in self.replicas.values())
 
     def _spent(self) -> Replica | None:
         """One that the supervisor gave up, rather one whose FAILURE is known."""
-        spent = [r for r in self.replicas.values() if r.view.state in SPENT]
+        known = self.replicas.values()
+        spent = [r for r in known if r.given_up and r.view.state != STOPPED]
         return min(spent, key=lambda r: r.failing is None, default=None)
 
     def refusal(self) -> Answer:
