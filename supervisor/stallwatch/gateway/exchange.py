@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from stallwatch.gateway import ends
-from stallwatch.gateway.errors import STALLED, Answer, Failure
+from stallwatch.gateway import ends, said
+from stallwatch.gateway.errors import Answer, Failure
 from stallwatch.gateway.framing import Chunked, Framing, Length, Malformed, UntilClose, chunk
 from stallwatch.gateway.head import Request, Response, end_of_head, parse_response
 
@@ -28,11 +28,6 @@ COLLECTED = 256 << 10  # a JSON answer up to this size is passed on once it is c
 HELD = 256 << 10  # of an event that is not complete yet
 FED_LEAST = 16 << 10  # of a request body; a client that sends less in its time sends too slowly
 COMPUTING = (b"POST", b"PUT", b"PATCH")  # requests with something to compute
-_TROUBLE = frozenset({500, 502, 503, 504})  # what an engine says whose own part was lost
-_STALLED = STALLED.encode()
-_FAILURE_ID = re.compile(rb'"failure_id": ?"(st-[0-9TZ]{16}-[0-9a-f]{8})"')
-# In a text that an engine wrote these quotes are escaped.
-_NO_ID = re.compile(rb'"failure_id": ?null')
 _STREAM = re.compile(rb'"stream"\s*:\s*true')
 
 
@@ -252,12 +247,7 @@ class Exchange:
 
     def _doubtful(self, response: Response) -> bool:
         """An error that may be the first sign of a FAILURE."""
-        return response.status in _TROUBLE and self.request.method in COMPUTING
-
-    def _refusal(self, response: Response, body: bytes) -> bool:
-        """The engine takes nothing just now. An engine that was failed says so and is no such case."""
-        later = any(name.lower() == b"retry-after" for name, _ in response.headers)
-        return later and _STALLED not in body
+        return said.doubtful(response) and self.request.method in COMPUTING
 
     def _begin(self, response: Response, body: bytes = b"") -> None:
         close = self._closes(response)
@@ -276,10 +266,12 @@ class Exchange:
         response = self.response
         assert response is not None
         framing = response.framing
-        if response.sse and _STALLED in data:
-            if told := _FAILURE_ID.search(data):
-                self.failure_id = told[1].decode()  # the engine was first
-            elif _NO_ID.search(data):  # it was failed and knows no id: one of ours takes its place
+        if response.sse and said.stalled(data):
+            if told := said.failure_id(data):
+                self.failure_id = told  # the engine was first
+            elif said.knows_no_id(
+                data
+            ):  # it was failed and knows no id: one of ours takes its place
                 self._unsaid = data
                 self.end(Outcome(End.LOST, "it says itself that it was failed"))
                 return
@@ -320,9 +312,9 @@ class Exchange:
             return
         if self._collected is not None:
             collected, self._collected = b"".join(self._collected), None
-            told = _FAILURE_ID.search(collected) if response.status == 503 else None
-            self.failure_id = told[1].decode() if told is not None else ""
-            if self._doubtful(response) and (told or not self._refusal(response, collected)):
+            told = said.failure_id(collected) if response.status == 503 else ""
+            self.failure_id = told
+            if self._doubtful(response) and (told or not said.refuses(response, collected)):
                 self._unsaid = collected
                 self._let_go(response)
                 how = f"status {response.status}"
@@ -345,7 +337,7 @@ class Exchange:
 
     def says_stalled(self) -> bool:
         """The engine's own error, which is held back, says that it was failed."""
-        return _STALLED in self._unsaid
+        return said.stalled(self._unsaid)
 
     def saw_end(self) -> bool:
         """The client has the whole stream, though not its last chunk: some hang up at `[DONE]`."""
@@ -379,7 +371,7 @@ class Exchange:
             return
         last = b""
         stream = response.sse and response.status == 200 and self._clean(framing.tail)
-        if stream and _STALLED not in self._latest:  # the engine has not said it itself
+        if stream and not said.stalled(self._latest):  # the engine has not said it itself
             last = _last_event(framing, answer.event())
         self.client.break_off(last, reset=isinstance(framing, UntilClose) and not last)
 
