@@ -28,6 +28,7 @@ def test_where_clients_connect_is_said_at_the_start_at_ready_and_in_the_status(f
         place_ = f"http://127.0.0.1:{run.port}"
         assert view["clients"] == place_
         assert f"clients connect to {place_} ({run.name})" in run.log()
+        assert f"other commands need --socket {run.state}/control.sock" in run.log()
         assert f"clients connect to {place_}" in view["reason"]
         assert f"clients of {run.name} connect to {place_}" in run.cli("status").stdout
         assert place_ in run.cli("describe", run.name).stdout

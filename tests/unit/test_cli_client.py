@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import socketserver
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,7 +14,7 @@ import pytest
 from stallwatch import paths
 from stallwatch.cli.client import Client
 from stallwatch.cli.settings import Settings
-from stallwatch.errors import StallwatchError
+from stallwatch.errors import DaemonUnreachable, StallwatchError
 
 TOKEN = "a-token-of-good-length"
 GIVEN = f"Bearer {TOKEN}"
@@ -106,6 +107,19 @@ def test_the_default_port_never_gets_the_token(monkeypatch, tmp_path):
         monkeypatch.setattr(paths, "DEFAULT_CONTROL", f"{host}:{port}")
         ask(Settings())
     assert seen == [None] * len(WANTED)
+
+
+def test_who_finds_no_daemon_learns_how_to_point_at_one(monkeypatch, tmp_path):
+    """Both flags with the form of their values, and where a daemon says its own."""
+    monkeypatch.setattr(paths, "client_sockets", lambda: [f"{tmp_path}/none"])
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # taken, and nobody listens
+        port = nobody.getsockname()[1]
+        monkeypatch.setattr(paths, "DEFAULT_CONTROL", f"127.0.0.1:{port}")
+        with pytest.raises(DaemonUnreachable) as raised:
+            Client(Settings()).get("/v1/engines")
+    for words in ("--socket STATE_DIR/control.sock", "--url http://HOST:PORT", "'serving' line"):
+        assert words in raised.value.hint
 
 
 def test_who_withholds_the_token_says_how_to_send_it(monkeypatch, tmp_path):

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from stallwatch import __version__
 from stallwatch.cli import serve as serve_module
 from stallwatch.cli.main import COMMANDS, cli, main
+from stallwatch.cli.settings import parse_seconds
 from stallwatch.config import load
 from stallwatch.config.load import build
 from stallwatch.control.auth import Auth
@@ -212,6 +213,13 @@ class TestServe:
         assert main(["serve", *line]) == 78
         assert seen == []
         assert capsys.readouterr().err.startswith("stallwatch: ")
+
+
+def test_a_duration_without_a_unit_is_seconds_and_the_help_says_so(capsys):
+    """`pause --for 10` is ten seconds on every command line, as docs/cli.md says."""
+    assert parse_seconds("10") == 10.0
+    assert main(["pause", "--help"]) == 0
+    assert "10 is seconds" in " ".join(capsys.readouterr().out.split())
 
 
 def test_config_check_and_show(tmp_path, capsys):

@@ -161,7 +161,10 @@ class Client:
             self.where, self._connection = where, connection
             self._trusted = bool(self._settings.url) or isinstance(connection, _UnixConnection)
             return connection
-        hint = "start one with `stallwatch serve -- COMMAND`, or name it with --socket or --url"
+        hint = (
+            "start one with `stallwatch serve -- COMMAND`, or point at one with --socket "
+            "STATE_DIR/control.sock or --url http://HOST:PORT: the 'serving' line of its log says which"
+        )
         if len(tried) == 1:
             raise DaemonUnreachable(f"no daemon at {tried[0]}", hint=hint)
         listed = "".join(f"\n  looked at {each}" for each in tried)

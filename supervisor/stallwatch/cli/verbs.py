@@ -39,7 +39,14 @@ def drain(name: str) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--for", "seconds", type=Duration(), default="10m", show_default=True)
+@click.option(
+    "--for",
+    "seconds",
+    type=Duration(),
+    default="10m",
+    show_default=True,
+    help="10m, 1h30m; 10 is seconds.",
+)
 @common()
 def pause(name: str, seconds: float) -> None:
     """Raise an engine's limits for a while. The lease ends by itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import signal
 import time
 from collections.abc import Mapping
@@ -147,7 +148,8 @@ class Daemon:
         self._judge.start()
         self._server.start()
         address = self._server.control_address
-        self.parts.events.emit("", "serving", _serving(self.config, address))
+        socket_path = os.path.abspath(self._socket(self.parts.state_dir))
+        self.parts.events.emit("", "serving", serving(self.config, address, socket_path))
         self._remark(self.config)
         for runner in self._runners.values():
             runner.start()
@@ -304,10 +306,14 @@ class Daemon:
                 self._notify.ready()
 
 
-def _serving(config: Config, address: str) -> str:
-    """Who listens where, for the first line of the log."""
+def serving(config: Config, address: str, socket_path: str) -> str:
+    """Who listens where, and how other commands get there, for the first line of the log."""
     control = f"control on http://{address}" if address else "control on the unix socket only"
-    parts = (control, f"pid {os.getpid()}", doors.words(config))
+    # An operator's shell has neither of these: a unit sets them for the daemon alone.
+    shell = {**os.environ, "STALLWATCH_SOCKET": "", "STATE_DIRECTORY": ""}
+    found = socket_path in paths.client_sockets(shell)
+    flag = "" if found else f"other commands need --socket {shlex.quote(socket_path)}"
+    parts = (control, f"pid {os.getpid()}", doors.words(config), flag)
     return ", ".join(part for part in parts if part)
 
 
