@@ -85,6 +85,8 @@ def test_what_waits_is_told_the_failure_and_everything_agrees_on_it(stall):
         lambda: run.metric("stallwatch_stalls_total") == len(run.stalls()),
         "metrics and ledger agree",
     )
+    found = run.metric("stallwatch_detection_latency_seconds_count")
+    assert found == run.metric("stallwatch_stalls_total")
     run.wait(lambda: run.metric("stallwatch_restarts_total") == restarts + 1, "the restart counted")
     kind = f'kind="{report["kind"]}"'
     assert run.metric(f'stallwatch_stalls_total{{engine="{run.name}",{kind}}}') >= 1

@@ -181,7 +181,7 @@ class ServiceCollector(Collector):
         self._lock = threading.Lock()  # counters() hands each observation out once
         self._detection = _Histogram(
             "stallwatch_detection_latency_seconds",
-            "From the limit to the confirmed finding.",
+            "From the limit to the confirmed finding, of each stall and unasked exit.",
             DETECTION_BUCKETS,
         )
         self._answer = _Histogram(

@@ -30,7 +30,6 @@ from stallwatch.lifecycle.events import Event, EventKind
 from stallwatch.watch.finding import Finding, Rule
 from stallwatch.watch.notice import Confirmed
 from stallwatch.watch.objects import find
-from stallwatch.watch.policy import Policy
 from stallwatch.watch.snapshot import Snapshot
 from stallwatch.watch.tracker import moved
 
@@ -59,7 +58,6 @@ class Patient(Protocol):
         """What READY still needs, '' once it is."""
         ...
 
-    def policy(self) -> Policy: ...
     def targets(self, snapshot: Snapshot) -> list[Target]: ...
     def log_tail(self, lines: int) -> Sequence[str]: ...
     def look(self, suspects: frozenset[int]) -> Snapshot | None: ...
@@ -86,7 +84,7 @@ class StallCase:
     problem: Callable[[str], None] = lambda _text: None
     captured: Callable[[Mapping[int, ProcessEvidence]], None] = lambda _sets: None
     answered: Callable[[float], None] = lambda _s: None
-    settled: Callable[[Verdict], None] = lambda _v: None  # once, with the final kind
+    settled: Callable[[Verdict, float], None] = lambda _v, _s: None  # once, at its end
     repeated: Callable[[Verdict, str], str] = lambda _v, _id: ""  # the words, if it was told before
     _case: Case | None = None
     _targets: list[Target] = field(default_factory=list)
@@ -246,7 +244,9 @@ class StallCase:
             self._settled = True
             if again := self.repeated(self.verdict, self.failure.id):
                 self._note(again)
-            self.settled(self.verdict)
+            finding = self.confirmed.finding
+            late_ns = max(0, finding.elapsed_ns - finding.limit_ns)
+            self.settled(self.verdict, seconds(late_ns))
 
     def _more(self) -> None:
         case = self._case
@@ -323,7 +323,7 @@ class StallCase:
             detected_at=self._detected,
             command=self.patient.command,
             redactor=self.patient.redactor,
-            policy=self.patient.policy(),
+            policy=self.confirmed.policy,
             gpu=self._gpu,
             timeline=[(seconds(at - zero), text) for at, text in sorted(self._timeline)],
         )

@@ -167,12 +167,19 @@ class Orders:
             problem=self._runner.problem,
             captured=self._captured,
             answered=lambda took: totals.observe("answer", name, took),
-            settled=lambda verdict: totals.add("stalls", name, str(verdict.kind)),
+            settled=self._count,
             repeated=self._told_before,
         )
         self.case = case
         self._grace_confirmed.set()
         self.job("case", case.begin)
+
+    def _count(self, verdict: Final, late_s: float) -> None:
+        """One more stall, and how late it was found. What was confirmed and came to nothing, or was
+        found beside another stall, is in neither.
+        """
+        self._parts.totals.observe("detection", self._name, late_s)
+        self._parts.totals.add("stalls", self._name, str(verdict.kind))
 
     def _told_before(self, verdict: Final, failure_id: str) -> str:
         """Count it if the same kind and culprit was told within a day, and say so. A case's thread."""

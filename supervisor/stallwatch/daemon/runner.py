@@ -300,8 +300,6 @@ class Runner:
     def _notice(self, notice: Notice) -> None:
         emit = self.parts.events.emit
         if isinstance(notice, Confirmed):
-            late_ns = max(0, notice.finding.elapsed_ns - notice.finding.limit_ns)
-            self.parts.totals.observe("detection", self.name, seconds(late_ns))
             self._confirmed(notice)
         elif isinstance(notice, Warned):
             f = notice.finding

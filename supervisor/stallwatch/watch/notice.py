@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stallwatch.watch.finding import Finding
+from stallwatch.watch.policy import Policy
 from stallwatch.watch.snapshot import Snapshot
 
 
@@ -20,13 +21,15 @@ class Warned:
 class Confirmed:
     """Two looks agree. Take first stacks, look a third time, then declare.
 
-    `before` is where suspicion began (CPU deltas); `findings` are all of this look.
+    `before` is where suspicion began (CPU deltas); `findings` are all of this look, and `policy`
+    holds the limits by which they were found: a pause or a reload may change them at any time.
     """
 
     finding: Finding
     findings: tuple[Finding, ...]
     before: Snapshot
     snapshot: Snapshot
+    policy: Policy
 
 
 @dataclass(frozen=True, slots=True)

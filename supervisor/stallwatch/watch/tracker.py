@@ -80,7 +80,7 @@ def observe(
         if finding.level is Level.WARN:
             stretch = _warn(stretch, finding, snapshot, notices)
         elif free or finding.rule in _FACTS:
-            stretch = _over(stretch, finding, findings, snapshot, notices)
+            stretch = _over(stretch, finding, findings, snapshot, notices, policy=policy)
         else:
             stretch = replace(stretch, over=None)
         stretches[finding.key] = stretch
@@ -127,6 +127,8 @@ def _over(  # noqa: PLR0917 - one step of the loop above
     findings: tuple[Finding, ...],
     snapshot: Snapshot,
     notices: list[Notice],
+    *,
+    policy: Policy,
 ) -> Stretch:
     now = snapshot.now_ns
     if now < stretch.rest_until_ns and finding.rule is not Rule.PROCESS_GONE:
@@ -146,7 +148,7 @@ def _over(  # noqa: PLR0917 - one step of the loop above
         return stretch
     if stretch.extended_ns:
         finding = _with_extension(finding, stretch)
-    notices.append(Confirmed(finding, findings, stretch.before, snapshot))
+    notices.append(Confirmed(finding, findings, stretch.before, snapshot, policy))
     return replace(stretch, over=finding.fingerprint, confirmed=finding.fingerprint)
 
 
