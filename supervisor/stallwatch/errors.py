@@ -60,6 +60,6 @@ class DaemonUnreachable(StallwatchError):
 
 
 class UnknownEngine(StallwatchError):
-    """No engine or stall of that name (exit 4)."""
+    """No engine, stall, process or lane of that name (exit 4)."""
 
     exit_code: ClassVar[int] = 4

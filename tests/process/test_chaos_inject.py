@@ -189,9 +189,11 @@ def test_an_idle_lane_takes_no_order(ready):
     ],
 )
 def test_an_unknown_target_is_refused_with_the_known_ones(ready, words, says):
-    """Nothing is injected into anybody else, and what there is gets listed."""
+    """Nothing is injected into anybody else, what there is gets listed, and the exit code is that
+    of an engine that is not there.
+    """
     code, card, err = inject(ready, *words)
-    assert (code, card) == (1, {})
+    assert (code, card) == (4, {})
     assert says in err
 
 

@@ -17,7 +17,7 @@ from stallwatch.chaos.faults import FAULTS, expected
 from stallwatch.chaos.target import choose
 from stallwatch.cli import chaos as command
 from stallwatch.diagnosis.kinds import Kind
-from stallwatch.errors import StallwatchError
+from stallwatch.errors import StallwatchError, UnknownEngine
 from stallwatch.heartbeat import chaos as hook
 from stallwatch.testing.service import stall_report
 from stallwatch.testing.snapshots import facts, frame, lane, process, snapshot
@@ -168,8 +168,10 @@ def test_only_members_are_hit():
     left = {1: 1, 2: 1, 3: 2}
     hit = {choose("kill", "", s, snapshot=look, members=left).pid for s in range(20)}
     assert hit == {2}
-    with pytest.raises(StallwatchError, match="no lane 'worker:1'"):
+    with pytest.raises(UnknownEngine, match="no lane 'worker:1'"):
         choose("gil", "worker:1", 0, snapshot=look, members=left)
+    with pytest.raises(UnknownEngine, match="no process 'worker:9'"):
+        choose("kill", "worker:9", 0, snapshot=look, members=left)
 
 
 def test_a_member_without_a_name_is_hit_by_its_pid():

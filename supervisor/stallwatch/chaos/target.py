@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stallwatch.board.image import LaneImage, ProcessImage
 from stallwatch.chaos.faults import FAULTS
-from stallwatch.errors import StallwatchError
+from stallwatch.errors import StallwatchError, UnknownEngine
 from stallwatch.watch.snapshot import Snapshot
 
 
@@ -50,10 +50,16 @@ def choose(
     found = [a for a in everyone if process in ("", a.process, f"pid:{a.pid}")]
     if not found:
         known = ", ".join(sorted(a.process for a in everyone)) or "none"
-        raise StallwatchError(f"no process {process!r} in this engine", hint=f"known: {known}")
+        raise _nobody(f"no process {process!r} in this engine", known, named=on)
     if not on:  # workers first: an engine is more than its front end
         found = [a for a in found if a.role not in ("", "api", "engine")] or found
     return random.Random(seed).choice(sorted(found, key=lambda a: a.address))
+
+
+def _nobody(sentence: str, known: str, *, named: str) -> StallwatchError:
+    """A name that nothing has is the same mistake as an engine's; where none was named it is none."""
+    kind = UnknownEngine if named else StallwatchError
+    return kind(sentence, hint=f"known: {known}")
 
 
 def _lane(
@@ -79,7 +85,7 @@ def _lane(
     ]
     if not found:
         known = ", ".join(sorted(x.address for x in lanes if not x.channel)[:12]) or "none"
-        raise StallwatchError(f"no lane {on!r} in this engine", hint=f"known: {known}")
+        raise _nobody(f"no lane {on!r} in this engine", known, named=on)
     if not process:
         found = [x for x in found if x.role not in ("api", "engine")] or found
     # A lane that has done no work may never enter a phase in which a fault is seen.

@@ -79,10 +79,10 @@ Examples:
 
 \b
 Exit codes: 0 ok, 1 error, 2 usage, 3 the asked-for condition is false,
-4 no such engine or stall, 5 no daemon answers, 124 wait timed out,
-130 interrupted. `serve`: 0 asked to stop, 1 restart budget spent,
-3 never became ready, 70 internal error, 78 bad configuration,
-93 device lost.
+4 no such engine, stall, process or lane, 5 no daemon answers,
+124 wait timed out, 130 interrupted. `serve`: 0 asked to stop,
+1 restart budget spent, 3 never became ready, 70 internal error,
+78 bad configuration, 93 device lost.
 """
 
 
