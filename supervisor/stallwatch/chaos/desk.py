@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from stallwatch.board.image import LaneImage
+from stallwatch.board.image import LaneClass, LaneImage
 from stallwatch.chaos.faults import FAULTS, MAX_FOR_S
-from stallwatch.chaos.inject import Order, inject
+from stallwatch.chaos.inject import Order, inject, working
 from stallwatch.chaos.target import Aim, choose
 from stallwatch.clock import seconds
 from stallwatch.errors import StallwatchError
@@ -61,7 +61,9 @@ def aimed(wish: Wish, engine: Engine) -> tuple[Order, Aim]:
     snapshot = engine.latest()
     if snapshot is None:
         raise StallwatchError("the engine has not been looked at yet", hint="try again in a second")
-    aim = choose(wish.fault, wish.on, wish.seed, snapshot=snapshot, members=engine.members())
+    members = engine.members()
+    known = {pid: working(engine.chaos_folder, f"{pid}-{ticks}") for pid, ticks in members.items()}
+    aim = choose(wish.fault, wish.on, wish.seed, snapshot=snapshot, members=members, working=known)
     policy = engine.policy()
     limit_s = _limit_s(aim, snapshot, policy)
     lasting = {
@@ -92,5 +94,9 @@ def given(order: Order, aim: Aim, engine: Engine) -> tuple[int, dict[str, Any]]:
 def _limit_s(aim: Aim, snapshot: Snapshot, policy: Policy) -> float:
     """The limit that the fault is to break: the lane's own in a working phase, else the default."""
     lanes: tuple[LaneImage, ...] = snapshot.image.lanes if snapshot.image else ()
-    own = [policy.limit(x.phase) for x in lanes if (x.pid, x.name) == (aim.pid, aim.lane)]
+    own = [
+        policy.limit(x.phase)
+        for x in lanes
+        if (x.pid, x.name) == (aim.pid, aim.lane) and x.phase.cls is LaneClass.WORK
+    ]
     return seconds(max([*own, 0]) or policy.default_ns)

@@ -27,7 +27,7 @@ FAULTS: Mapping[str, Fault] = {
     "gil": Fault("sleep in C with the GIL held", True, (Kind.GIL_HELD,)),
     "spin": Fault("compute without end in the lane's thread", True, (Kind.CPU_RUNAWAY,)),
     "block": Fault("sleep in C with the GIL free", True, (Kind.DEVICE_WAIT,)),
-    "slow": Fault("sleep at every mark of the lane", True, (Kind.DEGRADED,)),
+    "slow": Fault("sleep at every working mark of the lane", True, (Kind.DEGRADED,)),
     "leak-fd": Fault("open files up to the limit, and keep them", True, ()),
     "fill-pipe": Fault("write to a pipe that nobody reads", True, (Kind.OUTPUT_BLOCKED,)),
 }

@@ -16,6 +16,7 @@ from stallwatch.chaos.target import Aim
 from stallwatch.errors import StallwatchError
 from stallwatch.process import pidfd
 
+_MAX_NAMES = 65536  # bytes of lane names that are read
 TAKE_S = 5.0  # how long an order waits for the lane's next mark
 _POLL_S = 0.01
 
@@ -50,6 +51,12 @@ def inject(order: Order, aim: Aim, folder: Path | None) -> int:
     else:
         os.close(fd)
     return began
+
+
+def working(folder: Path | None, stem: str) -> frozenset[str]:
+    """The lanes of a process that have entered a working phase, as it says itself; {} if it does not."""
+    said = _read(folder / f"{stem}.armed", _MAX_NAMES) if folder is not None else b""
+    return frozenset(said.decode("utf-8", "replace").splitlines())
 
 
 def _continue(fd: int, seconds: float) -> None:
@@ -117,10 +124,20 @@ def _write(path: Path, data: bytes) -> None:
 def _said(path: Path) -> int | None:
     """The number in a file of the engine's, None while there is none."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            return int(os.read(fd, 20))
-        finally:
-            os.close(fd)
-    except (OSError, ValueError):
+        return int(_read(path, 20))
+    except ValueError:
         return None
+
+
+def _read(path: Path, size: int) -> bytes:
+    """The beginning of a file of the engine's; nothing when it cannot be read at once."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, size)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

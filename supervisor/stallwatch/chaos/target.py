@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from stallwatch.board.image import LaneImage, ProcessImage
 from stallwatch.chaos.faults import FAULTS
@@ -28,9 +29,18 @@ class Aim:
 
 
 def choose(
-    fault: str, on: str, seed: int, *, snapshot: Snapshot, members: Mapping[int, int]
+    fault: str,
+    on: str,
+    seed: int,
+    *,
+    snapshot: Snapshot,
+    members: Mapping[int, int],
+    working: Mapping[int, frozenset[str]] = MappingProxyType({}),
 ) -> Aim:
-    """The target. Raises StallwatchError with the sentence that says why there is none."""
+    """The target. `working`: lanes known to enter working phases, by pid.
+
+    Raises StallwatchError with the sentence that says why there is none.
+    """
     image = snapshot.image
     attached = {
         p.pid: p
@@ -39,7 +49,7 @@ def choose(
     }
     if FAULTS[fault].inside:
         lanes = [x for x in (image.lanes if image else ()) if x.pid in attached and not x.closed]
-        return _lane(fault, on, seed, lanes=lanes, attached=attached)
+        return _lane(fault, on, seed, lanes=lanes, attached=attached, working=working)
     everyone = [
         Aim(pid, ticks, attached[pid].address, attached[pid].role)
         if pid in attached
@@ -69,6 +79,7 @@ def _lane(
     *,
     lanes: list[LaneImage],
     attached: Mapping[int, ProcessImage],
+    working: Mapping[int, frozenset[str]],
 ) -> Aim:
     if not attached:
         raise StallwatchError(
@@ -88,8 +99,9 @@ def _lane(
         raise _nobody(f"no lane {on!r} in this engine", known, named=on)
     if not process:
         found = [x for x in found if x.role not in ("api", "engine")] or found
-    # A lane that has done no work may never enter a phase in which a fault is seen.
-    found = [x for x in found if x.work > 0] or found
+    # A lane that enters no working phase takes no order; of an engine that does not say, work counts.
+    enters = [x for x in found if x.name in working.get(x.pid, ())]
+    found = enters or [x for x in found if x.work > 0] or found
     lane = random.Random(seed).choice(sorted(found, key=lambda x: x.address))
     who = attached[lane.pid]
     return Aim(lane.pid, who.start_ticks, who.address, who.role, lane.name)

@@ -2,7 +2,8 @@
 
 The supervisor sets it in engines of a configuration that says `chaos = true`, to a private folder.
 Marks are then wrapped: a lane that enters a working phase looks, at most 50 times a second, for an
-order in that folder, and carries it out in its own thread. Without the variable nothing here runs.
+order in that folder, and carries it out in its own thread. The file that says that orders are taken
+names the lanes that have worked. Without the variable nothing here runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from stallwatch.heartbeat.proc import start_ticks
 
 ENV = "STALLWATCH_CHAOS"
 _EVERY_NS = 20_000_000
-_QUIET = frozenset({"idle", "pause", "stop"})  # nobody judges these: a fault there proves nothing
+# Nobody judges the first three; a fault in a wait would be told as that of whom the lane waits for.
+_QUIET = frozenset({"idle", "pause", "stop", "wait"})
+_WORK = "work"
 _MAX_FILES = 1 << 20
 
 TYPE_CHECKING = False
@@ -53,7 +56,7 @@ def _making(make: Callable[..., Any], gate: Gate) -> Callable[..., Any]:
 
         def gated(*values: int) -> None:
             mark(*values)
-            gate.passed(self)
+            gate.passed(self, cls)
 
         return gated
 
@@ -64,7 +67,7 @@ def _direct(enter: Callable[..., Any], gate: Gate) -> Callable[..., Any]:
     def entered(self: Lane, phase: str, /, cls: str = "work", *rest: Any, **details: Any) -> None:
         enter(self, phase, cls, *rest, **details)
         if cls not in _QUIET:
-            gate.passed(self)
+            gate.passed(self, cls)
 
     return entered
 
@@ -76,7 +79,8 @@ class Gate:
         self._folder = folder
         self._pid = 0
         self._stem = ""
-        self._next_ns = 0
+        self._next_ns: dict[str, int] = {}  # by lane: a busy one takes no other's turn
+        self._worked: set[str] = set()
         self._slow: tuple[str, float, float] = ("", 0.0, 0.0)  # lane, delay, until
         self._files: tuple[list[int], float] = ([], 0.0)
         self._register()
@@ -84,25 +88,35 @@ class Gate:
     def _register(self) -> None:
         self._pid = os.getpid()
         self._stem = f"{self._folder}/{self._pid}-{start_ticks(self._pid)}"
-        os.close(os.open(f"{self._stem}.armed", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        self._worked.clear()
+        self._say("")
 
-    def passed(self, lane: Lane) -> None:
+    def _say(self, text: str) -> None:
+        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        fd = os.open(f"{self._stem}.armed", flags, 0o600)
+        os.write(fd, text.encode())
+        os.close(fd)
+
+    def passed(self, lane: Lane, cls: str) -> None:
         """A lane has entered a working phase. Whatever fails in here, the engine goes on."""
         try:
             name, delay, until = self._slow
             if name == lane.name and time.monotonic() < until:
                 time.sleep(delay)
             now = time.monotonic_ns()
-            if now < self._next_ns:
+            if now < self._next_ns.get(lane.name, 0):
                 return
-            self._next_ns = now + _EVERY_NS
+            self._next_ns[lane.name] = now + _EVERY_NS
+            if os.getpid() != self._pid:
+                self._register()
+            if cls == _WORK and lane.name not in self._worked:
+                self._worked.add(lane.name)
+                self._say(f"{lane.name}\n")
             self._look(lane)
         except Exception:
             return
 
     def _look(self, lane: Lane) -> None:
-        if os.getpid() != self._pid:
-            self._register()
         files, until = self._files
         if files and time.monotonic() > until:
             self._files = ([], 0.0)
