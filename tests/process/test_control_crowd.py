@@ -49,6 +49,6 @@ def test_connections_that_were_answered_make_room(running):
         kept = crowd(running, stack, CONNECTIONS)
         for sock in kept:
             sock.sendall(ASK)
-            read_until(sock, b"live")
+            read_until(sock, b"live\n")
         assert running.ask("/livez", via="tcp").status == 200
         assert ended(kept[0])
