@@ -179,3 +179,20 @@ def test_a_full_table_costs_its_searchers_little(tmp_path, monkeypatch):
     assert len(reads) < 100 * 64
     claims.release(folder, "l", 5)
     assert claims.claim(folder, "l", 64) == 5
+
+
+def test_a_slow_look_at_a_full_table_counts_too(tmp_path, monkeypatch):
+    """Where one look takes longer than the time it counts for, the searchers still stop looking."""
+    folder, now, looks = str(tmp_path), [0], []
+    for slot in range(4):
+        assert claims.claim(folder, "l", 4) == slot
+
+    def slow(*_):
+        looks.append(now[0])
+        now[0] += 10**9
+        return -1
+
+    monkeypatch.setattr(claims, "_steal", slow)
+    monkeypatch.setattr(claims.time, "monotonic_ns", lambda: now[0])
+    assert {claims.claim(folder, "l", 4) for _ in range(2000)} == {-1}
+    assert len(looks) < 40

@@ -38,7 +38,10 @@ def claim(folder: str, prefix: str, count: int) -> int:
                 return slot
         slot = _steal(folder, prefix, count, mine)
         if slot < 0:
-            _in_vain[folder, prefix] = (vain + 1 if now < until else 1, now + _FULL_NS)
+            # From its end: on a busy machine one look may take longer than the time it counts for.
+            end = time.monotonic_ns()
+            lasts = max(_FULL_NS, end - now)
+            _in_vain[folder, prefix] = (vain + 1 if now < until else 1, end + lasts)
         return slot
     except OSError:
         return -1
