@@ -154,7 +154,7 @@ def test_a_worker_that_ends_itself_in_a_step_is_told_and_the_next_incarnation_se
     """The worker dies as it is to launch a step of a stream: the client reads tokens and then the FAILURE
     with the report's id, never a plain end, and incarnation 2 answers in full. Killed while nothing is asked
     of it, it is a failure as well, and incarnation 3 serves."""
-    given = settings(folder, "worker.crash@12")
+    given = settings(folder, "worker.crash@12", "--ple-backend", "process")
     with place() as path, daemon(path, given) as run:
         members = {int(p["pid"]) for p in ready(run)["processes"]}
         told = cut_off(run)
