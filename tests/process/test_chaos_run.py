@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,6 +18,13 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "scenarios" / "programs"
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one: the path of a socket has room for 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="swt-") as path:
+        yield Path(path)
 
 
 def chaos_run(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:

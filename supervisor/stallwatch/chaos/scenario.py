@@ -36,6 +36,7 @@ from stallwatch.errors import DaemonUnreachable, StallwatchError
 
 _HEADER = re.compile(r"^# /// scenario\n((?:#(?: .*)?\n)+?)# ///$", re.MULTILINE)
 _MAX_FILE = 1 << 20
+_MAX_TEMPDIR = 60  # bytes; what is added below it fits into the rest
 _ENGINE = "scenario"
 _START_S = 30.0
 _END_S = 30.0
@@ -88,7 +89,7 @@ def read(path: Path) -> Scenario:
 
 def run(scenario: Scenario, seed: int, *, wait_s: float) -> Card:
     """Run it to its verdict, or for `wait_s` (a false-alarm scenario: for its own time)."""
-    folder = Path(tempfile.mkdtemp(prefix="stallwatch-chaos-"))
+    folder = place()
     try:
         with _supervised(scenario, seed, folder) as client:
             report = _report(client, scenario.watch if not scenario.kind else wait_s)
@@ -104,6 +105,13 @@ def run(scenario: Scenario, seed: int, *, wait_s: float) -> Card:
         action=scenario.action,
     )
     return grade(done, report)
+
+
+def place() -> Path:
+    """A new private folder; outside of TMPDIR where that is too long for a socket's path (107 bytes)."""
+    asked = tempfile.gettempdir()
+    room = len(os.fsencode(asked)) <= _MAX_TEMPDIR
+    return Path(tempfile.mkdtemp(prefix="stallwatch-chaos-", dir=asked if room else "/tmp"))  # noqa: S108 - mkdtemp
 
 
 @contextlib.contextmanager
