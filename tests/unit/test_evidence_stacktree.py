@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stallwatch.evidence import stackview
 from stallwatch.evidence.model import Frame, ProcessEvidence, Rung, Target, ThreadStack
 from stallwatch.evidence.stacktree import MAX_NODES, build, classes, lines, ranks
 
@@ -91,3 +92,11 @@ def test_a_foreign_tree_is_no_error():
     """A tree read back damaged gives what can be read."""
     assert list(lines({"children": [7, {"frame": "\x1b[2Jf"}]})) == ["?[2Jf  []"]
     assert list(classes({})) == []
+
+
+def test_a_loop_is_found_again_on_another_line():
+    """The culprit's class leads although the loop stood on another line when its frame was noted."""
+    tree = build(evidence({3: ["main", "sleep"], 4: ["main", "loop"]}))
+    culprit = {"role": "worker", "rank": 4, "frame": "loop (m.py:64)"}
+
+    assert list(stackview.lines(tree, culprit))[:2] == ["[worker:4] 1 thread", "    loop (m.py:1)"]

@@ -16,6 +16,7 @@ _IDLE = ("Condition.wait (", "Event.wait (", "Queue.get (", "_worker (", "select
 _OURS = re.compile(
     r"\((?:.*/)?(?:stallwatch_engine/(?:vllm_plugin/|phasemap\.py|hcu\.py)|stallwatch/heartbeat/)"
 )
+_LINE = re.compile(r":\d+\)$")
 _PYTHON = re.compile(r"\.(?:py|pyx|pyi|pyc):\d+\)$|\(<[^)]*\)$")
 
 
@@ -61,8 +62,14 @@ def _telling(frames: Sequence[str]) -> list[str]:
 def _rank(one: StackClass, culprit: Mapping[str, Any]) -> tuple[bool, bool, bool]:
     frame = str(culprit.get("frame") or "")
     mine = any(_holds(member, culprit) for member in one.members)
-    there = (mine or not culprit.get("pid")) and bool(frame) and frame in one.frames
+    there = (mine or not culprit.get("pid")) and bool(frame) and _stands(frame, one.frames)
     return not there, _idle(one.frames), not mine
+
+
+def _stands(frame: str, frames: Sequence[str]) -> bool:
+    """A loop is on another line of its function in each sample: the line does not decide."""
+    place = _LINE.sub("", frame)
+    return any(_LINE.sub("", each) == place for each in frames)
 
 
 def _idle(frames: Sequence[str]) -> bool:
