@@ -40,7 +40,9 @@ _given: set[int] = set()
 
 def free_port() -> int:
     """A port nobody listens on, outside the range that connections draw from, given out once."""
-    for port in range(20_000 + os.getpid() % 9_000, 32_000):
+    # Workers of one session have neighbouring pids: each searches a range of its own.
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 3
+    for port in range(20_000 + 4_000 * worker + os.getpid() % 3_000, 32_000):
         if port in _given:
             continue
         with socket.socket() as sock:
