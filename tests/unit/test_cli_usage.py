@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from importlib import metadata
+from importlib import import_module, metadata
 
 import click
 import pytest
@@ -69,6 +69,28 @@ def test_every_command_has_help(name):
     assert found.exit_code == 0, found.output
     assert "Usage:" in found.output
     assert f"\n  {EXAMPLE[name]}stallwatch {name} " in found.output
+
+
+def each_command() -> dict[str, click.Command]:
+    """Ours and their subcommands, as their modules make them, by what is typed for them."""
+    found: dict[str, click.Command] = {}
+    for name, (place, _) in COMMANDS.items():
+        found[name] = getattr(import_module(f"stallwatch.cli.{place}"), name)
+        below = getattr(found[name], "commands", {})
+        found |= {f"{name} {sub}": command for sub, command in below.items()}
+    return found
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(command, id=name) for name, command in each_command().items()]
+)
+def test_a_command_without_the_group_has_both_help_flags(command):
+    """A program that imports one command gets its help by -h and --help, and so does the group after."""
+    for flag in ("-h", "--help"):
+        found = CliRunner().invoke(command, [flag])
+        assert found.exit_code == 0, found.output
+        assert "-h, --help" in found.output
+    assert "for help" in CliRunner().invoke(command, ["--no-such-flag"]).output
 
 
 def test_help_lists_commands_and_exit_codes(capsys):

@@ -10,7 +10,7 @@ import click
 
 from stallwatch.cli.client import Client, client, segment
 from stallwatch.cli.output import clean, out, out_json, say
-from stallwatch.cli.settings import Duration, common, settings
+from stallwatch.cli.settings import HELP, Duration, common, settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ _POLL_S = 0.1
 _QUIET_S = 10.0  # how long a fault that need not stall anything is watched
 
 
-@click.group()
+@click.group(context_settings=HELP)
 @common()
 def chaos() -> None:
     """Inject faults on purpose, and grade what is found.
@@ -33,7 +33,7 @@ def chaos() -> None:
     """
 
 
-@chaos.command()
+@chaos.command(context_settings=HELP)
 @click.argument("name")
 @click.argument("fault", type=click.Choice(FAULTS))
 @click.option("--on", default="", metavar="ADDRESS", help="worker:0, worker:0/model, pid:123.")
@@ -62,7 +62,7 @@ def inject(
     return _tell([card])
 
 
-@chaos.command()
+@chaos.command(context_settings=HELP)
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--seed", type=click.IntRange(0, 2**53 - 1), default=0)
 @click.option("--wait", "wait_s", type=Duration(), default="60s", show_default=True)

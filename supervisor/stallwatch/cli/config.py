@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stallwatch.cli.output import fields, out, out_json, say
-from stallwatch.cli.settings import common, settings
+from stallwatch.cli.settings import HELP, common, settings
 
 if TYPE_CHECKING:
     from stallwatch.config import Config, SupervisorConfig
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings=HELP)
 def config() -> None:
     """Check or show a configuration."""
 
 
-@config.command(epilog="Example: stallwatch config check stallwatch.toml")
+@config.command(context_settings=HELP, epilog="Example: stallwatch config check stallwatch.toml")
 @click.argument("file", type=click.Path(dir_okay=False))
 @common(remote=False)
 def check(file: str) -> None:
@@ -49,7 +49,7 @@ def _refuse_open(supervisor: SupervisorConfig) -> None:
     Auth.for_address(supervisor.control, token=str(file) if file else load_token(None))
 
 
-@config.command(epilog="Example: stallwatch config show stallwatch.toml")
+@config.command(context_settings=HELP, epilog="Example: stallwatch config show stallwatch.toml")
 @click.argument("file", type=click.Path(dir_okay=False))
 @common(remote=False)
 def show(file: str) -> None:

@@ -7,12 +7,12 @@ import dataclasses
 import click
 
 from stallwatch.cli.output import clean, colored, out, out_json, say
-from stallwatch.cli.settings import common, settings
+from stallwatch.cli.settings import HELP, common, settings
 
 _COLORS = {"ok": "32", "warn": "33", "fail": "31"}
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @common(remote=False)
 def doctor() -> int:
     """Check this machine. Exit 0: good or only warnings; 1: something fails."""

@@ -15,12 +15,12 @@ import click
 
 from stallwatch.cli.output import clean, out, say
 from stallwatch.cli.reports import Reports, reports
-from stallwatch.cli.settings import common
+from stallwatch.cli.settings import HELP, common
 from stallwatch.cli.stalls import full_id, report_lines
 from stallwatch.errors import StallwatchError
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("stall_id", metavar="[ID]", required=False)
 @click.option("--all", "every", is_flag=True, help="All stalls that are kept.")
 @click.option("-o", "--output-dir", default=".", metavar="DIR", help="Where to (default: here).")

@@ -11,13 +11,13 @@ import click
 
 from stallwatch.cli.client import Client, client, segment
 from stallwatch.cli.output import clean, flush, out, out_json, out_json_line, say
-from stallwatch.cli.settings import common, settings
+from stallwatch.cli.settings import HELP, common, settings
 from stallwatch.errors import DaemonUnreachable
 
 _SILENT_S = 45.0  # the daemon sends a comment every 15 s
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("name", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens.")
 @click.option("--after", type=click.IntRange(0), default=0, help="Only events after this id.")
@@ -92,7 +92,7 @@ def _stream(daemon: Client, path: str, after: int) -> Iterator[dict[str, Any]]:
                 yield found
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("name")
 @click.option("-n", "--lines", type=click.IntRange(1, 10000), default=100, show_default=True)
 @common()

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from stallwatch.cli.output import out, out_json, table
-from stallwatch.cli.settings import common, settings
+from stallwatch.cli.settings import HELP, common, settings
 
 if TYPE_CHECKING:
     from stallwatch.diagnosis.kinds import Kind
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("kind", required=False)
 @common(remote=False)
 def explain(kind: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from stallwatch import paths
-from stallwatch.cli.settings import common, settings
+from stallwatch.cli.settings import HELP, common, settings
 from stallwatch.errors import ConfigError
 
 _DURATIONS = ("hold", "deadline", "slow_client", "drain")
@@ -17,8 +17,7 @@ _LIMITS = ("first_token", "between_tokens", "whole_answer")
 _COUNTS = ("hold_most", "max_in_flight", "max_connections")
 
 
-# Its own -h: click keeps the first help option that it made, and without our group that has no -h.
-@click.command(context_settings={"max_content_width": 80, "help_option_names": ["-h", "--help"]})
+@click.command(context_settings=HELP)
 @click.option("-c", "--config", "file", type=click.Path(dir_okay=False), help="TOML file.")
 @click.option("--listen", metavar="HOST:PORT", help="Also unix:PATH (127.0.0.1:8000).")
 @click.option("--engine", "engines", multiple=True, metavar="NAME", help="A replica; repeatable.")

@@ -15,7 +15,7 @@ import click
 
 from stallwatch import __version__
 from stallwatch.cli.output import ReaderGone, flush
-from stallwatch.cli.settings import Settings, common, from_environment
+from stallwatch.cli.settings import HELP, Settings, common, from_environment
 from stallwatch.errors import StallwatchError
 
 # name: (module, short help). The attribute is the name itself.
@@ -139,7 +139,7 @@ class Commands(click.Group):
     cls=Commands,
     epilog=EXAMPLES,
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    context_settings=HELP,
 )
 @click.version_option(__version__, prog_name="stallwatch", message="%(prog)s %(version)s")
 @common()

@@ -11,7 +11,7 @@ import click
 
 from stallwatch import paths
 from stallwatch.cli.output import say
-from stallwatch.cli.settings import common, settings
+from stallwatch.cli.settings import HELP, common, settings
 
 if TYPE_CHECKING:
     from stallwatch.config import Config
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(
     # the first word that is no option begins the engine's command, with or without "--"
-    context_settings={"allow_interspersed_args": False, "max_content_width": 80}
+    context_settings={**HELP, "allow_interspersed_args": False}
 )
 @click.option("-c", "--config", "file", type=click.Path(dir_okay=False), help="TOML file.")
 @click.option("--name", help="The engine's name (default: engine).")

@@ -11,6 +11,9 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# For every command, not for the group alone: click keeps the first help option that a command made,
+# and a command that was used without our group would have none by -h.
+HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 FORMATS = ("table", "wide", "json", "name")
 
 

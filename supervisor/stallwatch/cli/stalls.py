@@ -9,12 +9,12 @@ import click
 
 from stallwatch.cli.output import clean, fitted, out, out_json
 from stallwatch.cli.reports import Reports, reports
-from stallwatch.cli.settings import common, settings
+from stallwatch.cli.settings import HELP, common, settings
 from stallwatch.cli.status import stall_table
 from stallwatch.errors import UnknownEngine
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.option("--engine", help="Only of this engine.")
 @click.option("-n", "--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
 @common(ledger=True)
@@ -56,7 +56,7 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
         yield from part.splitlines() or [""]
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("stall_id", metavar="ID")
 @common(ledger=True)
 def show(stall_id: str) -> None:

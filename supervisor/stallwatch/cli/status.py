@@ -10,7 +10,7 @@ import click
 from stallwatch.cli.client import client, segment
 from stallwatch.cli.events import all_events
 from stallwatch.cli.output import age, clean, cut, fields, out, out_json, say, since, table
-from stallwatch.cli.settings import common, settings
+from stallwatch.cli.settings import HELP, common, settings
 
 _BROKEN = ("unkillable", "exhausted", "failed", "stalled")
 _GIVEN_UP = ("unkillable", "exhausted", "failed")
@@ -131,7 +131,7 @@ def _engine_table(engines: list[dict[str, Any]], *, wide: bool) -> None:
     table(head, rows, fit=not wide)
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("name", required=False)
 @click.option("--check", is_flag=True, help="Exit 3 unless every engine shown is ready.")
 @common()
@@ -198,7 +198,7 @@ def _show(engines: list[dict[str, Any]], stalls: list[dict[str, Any]]) -> None:
     say(_hint(engines, stalls))
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("name")
 @common()
 def describe(name: str) -> None:

@@ -10,7 +10,7 @@ import click
 
 from stallwatch.cli.client import client
 from stallwatch.cli.output import colored
-from stallwatch.cli.settings import Duration, common
+from stallwatch.cli.settings import HELP, Duration, common
 from stallwatch.errors import StallwatchError
 
 
@@ -20,7 +20,7 @@ class NoTerminal(StallwatchError):
     exit_code: ClassVar[int] = 2
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.option("--readonly", is_flag=True, help="Look only: no key changes anything.")
 @click.option("--every", type=Duration(), default="500ms", show_default=True, help="Between looks.")
 @common(output=False)

@@ -8,7 +8,7 @@ import click
 
 from stallwatch.cli.client import client, segment
 from stallwatch.cli.output import clean, out, out_json
-from stallwatch.cli.settings import Duration, common, settings
+from stallwatch.cli.settings import HELP, Duration, common, settings
 
 _STACKS_S = 20.0  # the daemon needs at most 15
 
@@ -21,7 +21,7 @@ def _verb(name: str, verb: str, body: dict[str, Any] | None = None) -> None:
         out(clean(name if settings().output == "name" else answer["message"]))
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("name")
 @common()
 def restart(name: str) -> None:
@@ -29,7 +29,7 @@ def restart(name: str) -> None:
     _verb(name, "restart")
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("name")
 @common()
 def drain(name: str) -> None:
@@ -37,7 +37,7 @@ def drain(name: str) -> None:
     _verb(name, "drain")
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("name")
 @click.option(
     "--for",
@@ -53,7 +53,7 @@ def pause(name: str, seconds: float) -> None:
     _verb(name, "pause", {"seconds": seconds})
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("name")
 @click.option("--native", is_flag=True, help="Native frames too; stops each process briefly.")
 @common()

@@ -6,10 +6,10 @@ import click
 
 from stallwatch import __version__
 from stallwatch.cli.output import out, out_json
-from stallwatch.cli.settings import common, settings
+from stallwatch.cli.settings import HELP, common, settings
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @common(remote=False)
 def version() -> None:
     """The version."""

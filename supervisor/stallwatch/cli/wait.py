@@ -9,7 +9,7 @@ import click
 
 from stallwatch.cli.client import client, segment
 from stallwatch.cli.output import clean, out, out_json, say
-from stallwatch.cli.settings import Duration, Settings, common, settings
+from stallwatch.cli.settings import HELP, Duration, Settings, common, settings
 from stallwatch.errors import DaemonUnreachable
 
 _EVERY_S = 0.2
@@ -37,7 +37,7 @@ def _hopeless(engine: dict[str, Any], goal: str) -> bool:
     return engine["state"] in _HOPELESS[goal] and not on_its_way
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("name")
 @click.option(
     "--for",
