@@ -396,6 +396,25 @@ def test_who_waits_for_a_blocked_loop_is_its_victim(on: str) -> None:
     assert (verdict.kind, verdict.culprit.lane) == (Kind.FRONTEND_BLOCKED, "api:0/loop")
 
 
+@pytest.mark.parametrize(("moved", "kind"), [(False, Kind.FRONTEND_BLOCKED), (True, None)])
+def test_a_wait_that_is_over_before_the_loops_own_limit_leads_to_it(
+    moved: bool, kind: Kind | None
+) -> None:
+    """The worker's wait for the api is late first: a loop that stands is named, one that turns is not."""
+    build, _ = front(age=0.05 if moved else 46)
+    if moved:
+        build.moved.add("api:0/loop")
+    worker = build.member(30, "worker", stacks=(stack(30, *QUEUE),))
+    wait = build.lane(worker, "scheduler", "api_read", cls=WAIT, on="api:0/loop", age=45.5)
+    verdict = diagnose(build.case(build.late(wait, limit=45)))
+    assert verdict.culprit.lane == "api:0/loop"
+    if kind is None:
+        assert verdict.kind is not Kind.FRONTEND_BLOCKED
+    else:
+        assert (verdict.kind, verdict.confidence) == (kind, "medium")
+        assert "worker:0/scheduler waits for it" in verdict.summary
+
+
 def test_a_step_that_began_after_the_loop_had_stopped_does_not_explain_it() -> None:
     """The engine worked on: a long step of it, within its limit, is no cause of what came before."""
     for age, expected in ((40, Kind.FRONTEND_BLOCKED), (90, Kind.UNKNOWN_STALL)):

@@ -57,10 +57,11 @@ def frontend(f: Facts) -> Call | None:
     lane = f.suspect.lane
     if lane is None or lane.role.lower() not in f.words.frontend_roles:
         return None
-    if lane.name.lower() not in f.words.frontend_lanes or f.suspect.path not in (
-        (),
-        (lane.address,),
-    ):
+    if lane.name.lower() not in f.words.frontend_lanes:
+        return None
+    # Its own limit may be longer than that of a wait for it; then it must be seen to stand.
+    led = f.suspect.path not in ((), (lane.address,))
+    if led and (f.suspect.path[-1] != lane.address or f.scene.moved(lane)):
         return None
     rest = [x for x in f.scene.lanes.values() if x.address != lane.address]
     others = [x for x in rest if x.pid != lane.pid]
@@ -72,9 +73,11 @@ def frontend(f: Facts) -> Call | None:
         return Call(Kind.FRONTEND_BLOCKED, "medium", (reason, more))
     reason = (
         f"the event loop has not turned for {f.scene.age_s(lane):.1f} s"
-        f" while the {describe.count(len(others), 'lane')} of other processes idle or move"
+        f" while the {describe.count(len(others), 'lane')} of other processes idle, move or wait for it"
     )
-    return Call(Kind.FRONTEND_BLOCKED, "high" if f.thread.samples else "medium", (reason,))
+    return Call(
+        Kind.FRONTEND_BLOCKED, "medium" if led or not f.thread.samples else "high", (reason,)
+    )
 
 
 def _ails(f: Facts, other: LaneImage, loop: LaneImage) -> bool:
