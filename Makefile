@@ -10,6 +10,8 @@ TEST_DEPS := "pytest>=9" "pytest-timeout>=2.4" "pytest-randomly>=4" "pytest-reru
 PYTEST := $(BIN)/python -m pytest
 # A loaded host may delay a test of real processes beyond its deadline: one more try, printed with its traceback.
 RERUNS := --reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks
+# Two workers, each with whole files: a file's tests share their daemon or engine.
+PAIR := -n 2 --dist loadfile
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help demo demo-vllm test test-unit test-kernels test-engine test-process test-http-vllm test-vllm check format \
@@ -54,13 +56,13 @@ test-unit: venv  ## pure tests, seconds
 	$(PYTEST) -n 2 tests/unit
 
 test-kernels: venv  ## kernels against float64, transformers and themselves; the first run compiles
-	$(PYTEST) -n 2 --dist loadfile tests/kernels
+	$(PYTEST) $(PAIR) tests/kernels
 
 test-engine: venv  ## the embedded engine and the vLLM plugin: real processes, transformers as the judge
-	$(PYTEST) $(RERUNS) tests/engine
+	$(PYTEST) $(RERUNS) $(PAIR) tests/engine
 
 test-process: venv  ## real processes, no vLLM
-	$(PYTEST) $(RERUNS) tests/process
+	$(PYTEST) $(RERUNS) $(PAIR) tests/process
 
 test-scenarios: venv  ## a part of the stalls and false alarms of `make scenarios`
 	$(PYTEST) $(RERUNS) tests/scenarios

@@ -134,11 +134,22 @@ def delta(rows: int, dtype: torch.dtype, draw: Draw, pool: RowPool = SERIAL) -> 
     return Op((*inputs, draw(rows, 2, 8, 16)), ours, exact)
 
 
+def away_from_zero(keys: torch.Tensor, noise: torch.Tensor, streams: int) -> torch.Tensor:
+    """Residuals whose product with the keys is clearly positive or negative, as the noise falls.
+
+    The gate takes the root of that product. At zero a root has no slope: there any float32 is as far off as it likes.
+    """
+    per_stream = noise.unflatten(-1, (streams, -1))
+    side = torch.where(per_stream[..., :1] < 0, -2.0, 2.0)
+    return (per_stream + side * keys.unflatten(-1, (streams, -1))).flatten(-2)
+
+
 def ple_gate(rows: int, dtype: torch.dtype, draw: Draw, pool: RowPool = SERIAL) -> Op:
     parts = [draw(64) * 0.2 for _ in "kqc"]
     weights = GateWeights(*parts, 2)
     wide = GateWeights(*(p.double() for p in parts), 2)
-    inputs = draw(rows, 64), draw(rows, 32), draw(rows, 64)
+    k, v = draw(rows, 64), draw(rows, 32)
+    inputs = k, v, away_from_zero(k, draw(rows, 64), 2)
     return Op(
         tuple(x.to(dtype) for x in inputs),
         lambda k, v, h: torch.cat(Gate(weights, pool)(k, v, h, tokens=len(h)), 1),

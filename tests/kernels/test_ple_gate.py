@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from judge import judged
+from kernel_ops import away_from_zero
 from stallwatch_kernels import jit, warmup
 from stallwatch_kernels.errors import BadDtype, BadLayout, BadMetadata, BadScale, BadShape
 from stallwatch_kernels.ple.gate import KERNEL, Gate, GateSpec, GateWeights, reference
@@ -25,8 +26,9 @@ def random_weights(hidden, generator):
 def random_inputs(rows, hidden, generator, dtype=torch.float32):
     """keys and values are slices of one projection, as a merged weight yields them."""
     merged = torch.randn(rows, (STREAMS + 1) * hidden, generator=generator).to(dtype)
-    residual = (torch.randn(rows, STREAMS * hidden, generator=generator) * 3).to(dtype)
-    return merged[:, : STREAMS * hidden], merged[:, STREAMS * hidden :], residual
+    keys, values = merged[:, : STREAMS * hidden], merged[:, STREAMS * hidden :]
+    noise = torch.randn(rows, STREAMS * hidden, generator=generator) * 3
+    return keys, values, away_from_zero(keys, noise, STREAMS).to(dtype)
 
 
 def exact(weights, inputs):
