@@ -132,6 +132,13 @@ def test_a_chain_reads_from_left_to_right():
     assert page_graph.draw(edges, "worker:0/model").count('class="culprit"') == 1
 
 
+def test_a_culprit_that_is_a_process_is_all_of_its_lanes():
+    """A stopped process has no lane of its own: every lane of it is marked, and no namesake."""
+    edges = [("api:0/loop", "worker:1/model", ""), ("worker:1/model", "worker:1/copy", "")]
+    edges.append(("worker:1/copy", "worker:10/copy", ""))
+    assert page_graph.draw(edges, "worker:1").count('class="culprit"') == 2
+
+
 def test_a_graph_too_large_for_a_picture_is_none():
     """Beyond 40 nodes the table alone is shown."""
     assert page_graph.draw([(f"a{n}", f"b{n}", "") for n in range(21)]) is None

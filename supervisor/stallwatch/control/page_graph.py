@@ -86,7 +86,8 @@ def draw(edges: Sequence[tuple[str, str, str]], culprit: str = "") -> Html | Non
 def _box(node: str, place: tuple[int, int], culprit: str) -> Html:
     x, y = place
     shown = node if len(node) <= _LETTERS else f"{node[: _LETTERS - 1]}…"
-    guilty = bool(culprit) and (node == culprit or culprit.startswith(f"{node}/"))
+    akin = (node == culprit, culprit.startswith(f"{node}/"), node.startswith(f"{culprit}/"))
+    guilty = bool(culprit) and any(akin)
     return el(
         "g",
         el("title", node),
