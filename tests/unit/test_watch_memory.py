@@ -119,6 +119,20 @@ def test_steps_are_counted_since_ready():
     assert [fold(*looks[:n]).recall.steps for n in (1, 2, 3)] == [0, 0, 3]
 
 
+def test_steps_between_ready_and_the_next_look_count_too():
+    """An engine that serves at once has done its first steps before the look that knows of READY."""
+    looks = [
+        snapshot(T0, [lane("model", work=500)], engine=STARTING),
+        snapshot(T0 + 1, [lane("model", work=508)]),
+    ]
+    assert fold(*looks).recall.steps == 8
+
+
+def test_steps_before_the_first_look_do_not_count():
+    """Who is met when it serves already has the exemption once more: what it compiled is not known."""
+    assert fold(snapshot(T0, [lane("model", work=500)])).recall.steps == 0
+
+
 def test_attached_processes_are_remembered_and_their_farewell_too():
     """The last image of a process stands after its slot is gone."""
     looks = [

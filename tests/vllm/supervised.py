@@ -270,6 +270,7 @@ backoff = ["100ms"]
         """One short request that must be served."""
         client = self.client(stream=False, tokens=8)
         assert client.done.wait(seconds), "a request was never answered\n" + self.tail()
+        assert client.status == 200, f"{client.status}: {client.body[-300:]}"
         return client
 
     # -- the end -------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def remember(memory: Memory, snapshot: Snapshot, policy: Policy) -> tuple[Memory
     worked = _worked(memory.counts, counts) or bool(image and image.moving)
     base = memory.base
     if base is None and snapshot.engine.ready_ns is not None and image is not None:
-        base = counts.slots()
+        base = _base(memory, snapshot, counts)
     traced = _since(old.traced_since_ns, _traced(snapshot.processes.values()), snapshot.now_ns)
     debugged = any(snapshot.now_ns - t < policy.debugger_ns for t in traced.values())
     helpers = observe_helpers(memory.helpers, snapshot, old.attached)
@@ -141,6 +141,16 @@ def _workers(old: Counts, new: Counts) -> frozenset[int]:
         for slot, (pid, work) in new.slots().items()
         if (before := then.get(slot)) is not None and before[0] == pid and before[1] != work
     )
+
+
+def _base(memory: Memory, snapshot: Snapshot, counts: Counts) -> Slots:
+    """Where the steps since READY begin: at the look before the first one that knows of READY.
+
+    A quick engine serves its first requests between these two looks. They count: else it could
+    stand in its tenth step and have the limit of its first.
+    """
+    before = memory.counts if memory.now_ns < snapshot.now_ns else Counts()
+    return (before if before.lanes else counts).slots()
 
 
 def _steps(known: int | None, base: Slots | None, counts: Counts, *, enough: int) -> int:
