@@ -9,7 +9,15 @@ import random
 import threading
 from typing import Any
 
-PROMPTS = ("a", "the quick brown fox", "1 2 3 4 5 6 7 8", "x" * 90, "Hello, who is there?", "zz zz")
+# None of one token: it ends a fresh vLLM 0.32 on a CPU with AMX (SIGILL).
+PROMPTS = (
+    "good day",
+    "the quick brown fox",
+    "1 2 3 4 5 6 7 8",
+    "x" * 90,
+    "Hello, who is there?",
+    "zz zz",
+)
 TOKENS = 24
 HANG_S = 120.0
 THINK_S = 0.5  # the mean between two requests of one client
