@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import http.client
 import json
 import random
@@ -167,6 +168,8 @@ def _events(response: http.client.HTTPResponse, seen: End) -> End:
             return End(COMPLETE, seen.text, tokens=seen.tokens)
         event = json.loads(data)
         if "error" in event:
+            with contextlib.suppress(ConnectionError, http.client.HTTPException):
+                response.read()  # the engine's own word has an end; ours is cut off on purpose
             return _told("event", event["error"], seen.text)
         if event.get("choices"):
             seen.text += event["choices"][0]["text"]
