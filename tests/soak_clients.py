@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import http.client
 import json
 import random
@@ -159,20 +158,25 @@ def _answer(said: dict[str, Any]) -> End:
 
 
 def _events(response: http.client.HTTPResponse, seen: End) -> End:
-    for line in response:
-        if not line.startswith(b"data: "):
-            continue
-        data = line[6:].strip()
-        if data == b"[DONE]":
-            response.read()  # who hangs up before the last chunk has left, by the gateway's count
-            return End(COMPLETE, seen.text, tokens=seen.tokens)
-        event = json.loads(data)
-        if "error" in event:
-            with contextlib.suppress(ConnectionError, http.client.HTTPException):
-                response.read()  # the engine's own word has an end; ours is cut off on purpose
-            return _told("event", event["error"], seen.text)
-        if event.get("choices"):
-            seen.text += event["choices"][0]["text"]
-        if event.get("usage"):
-            seen.tokens = event["usage"]["completion_tokens"]
-    return End("CUT", seen.text)
+    """A stream, read to its end: the engine's own error event may be followed by the FAILURE behind it."""
+    told: End | None = None
+    try:
+        for line in response:
+            if not line.startswith(b"data: "):
+                continue
+            data = line[6:].strip()
+            if data == b"[DONE]":
+                response.read()  # who hangs up before the last chunk has left, by the gateway's count
+                return told or End(COMPLETE, seen.text, tokens=seen.tokens)
+            event = json.loads(data)
+            if "error" in event:
+                one = _told("event", event["error"], seen.text)
+                told = one if told is None or one.failure else told
+            if event.get("choices"):
+                seen.text += event["choices"][0]["text"]
+            if event.get("usage"):
+                seen.tokens = event["usage"]["completion_tokens"]
+    except (ConnectionError, http.client.HTTPException):
+        if told is None:  # else it is how the gateway ends a stream that failed
+            raise
+    return told or End("CUT", seen.text)
