@@ -249,14 +249,21 @@ def test_a_disk_that_another_fills_up_meanwhile_is_the_same_named_error(tables, 
 
 def test_two_fillers_fill_once(tables, folder, monkeypatch):
     """The second waits for the first and then believes its record."""
-    fills = []
-    original = fill._fill_layer
+    fills, met = [], threading.Event()
+    original, try_lock = fill._fill_layer, fill._try_lock
+
+    def tried(fd):
+        got = try_lock(fd)
+        if not got:
+            met.set()
+        return got
 
     def counted(*arguments):
         fills.append(threading.get_ident())
-        time.sleep(0.02)  # long enough for the other to meet the lock
+        assert met.wait(LIMIT_S), "no other filler met the lock"
         original(*arguments)
 
+    monkeypatch.setattr(fill, "_try_lock", tried)
     monkeypatch.setattr(fill, "_fill_layer", counted)
     opened, errors = [], []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,7 +98,9 @@ def test_a_foreign_tree_is_no_error():
 
 def test_a_loop_is_found_again_on_another_line():
     """The culprit's class leads although the loop stood on another line when its frame was noted."""
-    tree = build(evidence({3: ["main", "sleep"], 4: ["main", "loop"]}))
+    one = evidence({4: ["main", "doze"]})[104]
+    other = evidence({4: ["main", "loop"]})[104]
+    tree = build({104: replace(one, threads=(*one.threads, *other.threads))})
     culprit = {"role": "worker", "rank": 4, "frame": "loop (m.py:64)"}
 
     assert list(stackview.lines(tree, culprit))[:2] == ["[worker:4] 1 thread", "    loop (m.py:1)"]
